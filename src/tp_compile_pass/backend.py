@@ -1,0 +1,78 @@
+"""`tp_inductor`: capture → Inductor → report. The one place that wires the parts.
+
+Registered with torch by the entry point group `torch_dynamo_backends` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from tp_compile_pass import compat
+from tp_compile_pass.capture.async_tensor import WaitCallSites
+from tp_compile_pass.failsafe import failing_closed
+from tp_compile_pass.inner import Inner, inner_compiler
+from tp_compile_pass.options import TPOptions
+from tp_compile_pass.passes.base import PassContext
+from tp_compile_pass.passes.pipeline import run_passes
+from tp_compile_pass.report import record
+from tp_compile_pass.report.collect import collective_records
+from tp_compile_pass.report.record import GraphReport
+
+compat.require_supported_torch()
+
+#: Passes over the graph as Dynamo captured it.
+CAPTURE_PASSES = (WaitCallSites(),)
+
+
+def tp_inductor(
+    gm: torch.fx.GraphModule,
+    example_inputs: list[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    name: str | None = None,
+    config_patches: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The backend behind `torch.compile(model, backend="tp_inductor")`; torch calls it once per captured graph.
+
+    `mode`, `options`, `name` and `config_patches` mean what they mean to `backend="inductor"`; options that start
+    with `tp.` are ours (`TPOptions`). Raises TPOptionError for a wrong option of ours, Inductor's own error for a
+    wrong one of its.
+    """
+    tp, inductor_options = TPOptions.split(options)
+    report = GraphReport(compat.compile_id(), tp.inner, tp.model_dump())
+    inner = inner_compiler(tp, mode, inductor_options, name, config_patches, report)
+    record.add(report)
+    run_passes(CAPTURE_PASSES, gm, PassContext(tp, "captured"), report)
+    compiled = _compile(gm, example_inputs, inner, tp, report)
+    compat.trace_artifact("tp_compile_pass_report", record.Report([report]).to_json)
+    return compiled
+
+
+tp_inductor.reset = compat.reset_inductor  # type: ignore[attr-defined]  # called by torch._dynamo.reset()
+
+
+def _compile(
+    gm: torch.fx.GraphModule, example_inputs: list[Any], inner: Inner, tp: TPOptions, report: GraphReport
+) -> Callable[..., Any]:
+    captured = collective_records(gm, "captured")
+    compiled = inner(gm, example_inputs, partial(_observe, tp=tp, report=report))
+    if not report.phases:
+        report.collectives[:0] = captured
+        if tp.inner != "eager":
+            report.notes.append(
+                "loaded from AOTAutograd's cache: the collectives listed are those Dynamo captured (DTensor's own are "
+                "not visible there); explain() compiles without caches"
+            )
+    return compiled
+
+
+def _observe(gm: torch.fx.GraphModule, phase: str, *, tp: TPOptions, report: GraphReport) -> None:
+    """Sees each graph between AOTAutograd and Inductor."""
+    report.phases.append(phase)
+    with failing_closed(f"reading the {phase} graph's collectives", tp, report):
+        report.collectives += collective_records(gm, phase)

@@ -1,0 +1,160 @@
+"""Every private torch API that this package touches, and nothing else imports torch privates.
+
+Checked on torch 2.5.1, 2.6.0, 2.9.1, 2.13.0 and 2.15.0 (`make matrix`); where a version lacks something, the function
+here says so in words instead of failing with an AttributeError somewhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+OLDEST = (2, 5)
+CHECKED = ("2.5.1", "2.6.0", "2.9.1", "2.13.0", "2.15.0")
+#: torch's release as numbers, for the few places where behaviour is a property of the version alone.
+TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+CompiledFn = Callable[..., Any]
+InnerCompile = Callable[..., Any]
+
+
+def require_supported_torch() -> None:
+    """Raises ImportError on a torch older than any that tp_inductor was checked on."""
+    if TORCH < OLDEST:
+        raise ImportError(
+            f"tp_compile_pass needs torch >= {OLDEST[0]}.{OLDEST[1]} and found {torch.__version__} "
+            f"(checked on {', '.join(CHECKED)})"
+        )
+
+
+class UnsupportedTorch(RuntimeError):
+    """The installed torch lacks a private API that a step of ours needs. The message names it and the versions checked."""
+
+    def __init__(self, api: str) -> None:
+        super().__init__(f"torch {torch.__version__} has no {api} (checked on {', '.join(CHECKED)})")
+
+
+# ---------------------------------------------------------------------------------------------------------- Inductor
+_wrappers: list[Any] = []
+
+
+def inductor_wrapper(mode: str | None, options: dict[str, Any], name: str | None) -> Any:
+    """Inductor's own backend object for these settings, one per distinct setting.
+
+    It validates and expands mode and options exactly as `backend="inductor"` does, with the same errors, and folds in
+    torch's compiler bisector. Wrappers are kept, so that `reset_inductor` reaches CUDA graph trees.
+    """
+    make = getattr(torch, "_TorchCompileInductorWrapper", None)
+    if make is None:
+        raise UnsupportedTorch("torch._TorchCompileInductorWrapper")
+    takes_name = "name" in inspect.signature(make.__init__).parameters
+    wrapper = make(mode, options, None, name) if takes_name else make(mode, options, None)
+    for known in _wrappers:
+        if known == wrapper:
+            return known
+    _wrappers.append(wrapper)
+    return wrapper
+
+
+def reset_inductor() -> None:
+    """What `torch._dynamo.reset()` does to Inductor's own wrapper, for each of ours."""
+    for wrapper in _wrappers:
+        wrapper.reset()
+
+
+def compile_fx(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    wrapper: Any,
+    config_patches: dict[str, Any] | None,
+    observe: Callable[[torch.fx.GraphModule, str], None],
+) -> CompiledFn:
+    """Compiles with Inductor as `wrapper(gm, example_inputs)` does, and calls `observe(graph, phase)` with each graph
+    after AOTAutograd ("forward", "backward" or "inference"), before Inductor looks it up in its cache.
+
+    The hook is `compile_fx`'s `inner_compile` parameter: unlike a custom pass in the config it is there on every
+    version, sees the graph even when the FX graph cache then hits, and leaves Inductor's config and cache keys alone.
+    """
+    from torch._inductor import compile_fx as module
+
+    def inner_compile(graph: torch.fx.GraphModule, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        backward, inference = kwargs.get("is_backward", False), kwargs.get("is_inference", False)
+        observe(graph, "backward" if backward else "inference" if inference else "forward")
+        return module.compile_fx_inner(graph, inputs, *args, **kwargs)
+
+    extra: dict[str, Any] = {}
+    if "compile_region_name" in inspect.signature(module.compile_fx).parameters:
+        extra["compile_region_name"] = getattr(wrapper, "name", None)
+    patches = {**wrapper.config, **(config_patches or {})}
+    result: CompiledFn = module.compile_fx(
+        gm, example_inputs, inner_compile=inner_compile, config_patches=patches, **extra
+    )
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------- distributed
+@functools.cache
+def async_collective_tensor() -> type | None:
+    """`AsyncCollectiveTensor`, or None where this torch was built without torch.distributed."""
+    if not torch.distributed.is_available():
+        return None
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor  # type: ignore[no-any-return]
+
+
+def is_async_collective(value: object) -> bool:
+    """Whether `value` is an AsyncCollectiveTensor (a real one, or a fake one from a graph's metadata)."""
+    cls = async_collective_tensor()
+    return cls is not None and isinstance(value, cls)
+
+
+def wait_tensor_op() -> torch._ops.OpOverload:
+    """The op that waits for a functional collective; differentiable and cacheable, unlike a Python function."""
+    async_collective_tensor()  # defines the op's Python registrations
+    return torch.ops._c10d_functional.wait_tensor.default
+
+
+# -------------------------------------------------------------------------------------------------- Dynamo, tracing
+def compile_id() -> str:
+    """Dynamo's id of the compilation in progress ("0/1": frame 0, recompilation 1), or "" outside of one."""
+    from torch._guards import CompileContext
+
+    return str(CompileContext.current_compile_id() or "")
+
+
+def reset_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def without_caches() -> Any:
+    """A context manager under which Inductor and AOTAutograd compile anew instead of reading their caches."""
+    from torch._inductor import config
+
+    return config.patch(force_disable_caches=True)
+
+
+def compile_backward_at_once() -> Any:
+    """A context manager under which AOTAutograd compiles the backward graph together with the forward.
+
+    Where the version has no such switch (before torch 2.8) it changes nothing: the backward is compiled when
+    `.backward()` runs.
+    """
+    from torch._functorch import config
+
+    if not hasattr(config, "force_non_lazy_backward_lowering"):
+        return config.patch({})
+    return config.patch(force_non_lazy_backward_lowering=True)
+
+
+def trace_artifact(name: str, payload: Callable[[], str]) -> None:
+    """Adds a JSON artifact to torch's structured trace (TORCH_TRACE), which tlparse shows."""
+    from torch._logging._internal import trace_structured
+
+    trace_structured(
+        "artifact", metadata_fn=lambda: {"name": name, "encoding": "json"}, payload_fn=payload, expect_trace_id=False
+    )

@@ -1,0 +1,64 @@
+"""What a captured graph is handed to: Inductor, or for debugging AOTAutograd alone or nothing (`tp.inner`)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tp_compile_pass import compat
+from tp_compile_pass.options import TPOptions
+from tp_compile_pass.report.record import GraphReport
+
+Observe = Callable[[torch.fx.GraphModule, str], None]
+#: Compiles a graph: (graph, example inputs, observe) → callable. `observe(graph, phase)` is called with every graph
+#: that leaves AOTAutograd.
+Inner = Callable[[torch.fx.GraphModule, Sequence[Any], Observe], Callable[..., Any]]
+
+
+def inner_compiler(
+    tp: TPOptions,
+    mode: str | None,
+    options: dict[str, Any],
+    name: str | None,
+    config_patches: dict[str, Any] | None,
+    report: GraphReport,
+) -> Inner:
+    """The compiler that `tp.inner` names. Inductor validates `mode` and `options` in every case; where they are valid
+    but another compiler is asked for, each is warned about by name, since it has no effect."""
+    wrapper = compat.inductor_wrapper(mode, options, name)
+    if tp.inner == "inductor":
+        return lambda gm, inputs, observe: compat.compile_fx(gm, inputs, wrapper, config_patches, observe)
+    unused = [f"option {key!r}" for key in options] + ([f"mode {mode!r}"] if mode and mode != "default" else [])
+    for setting in unused:
+        message = f"tp_inductor: {setting} has no effect with tp.inner={tp.inner!r}"
+        report.warnings.append(message)
+        warnings.warn(message, UserWarning, stacklevel=2)
+    return _aot_eager if tp.inner == "aot_eager" else _eager
+
+
+def _eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], observe: Observe) -> Callable[..., Any]:
+    return gm.forward
+
+
+def _aot_eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], observe: Observe) -> Callable[..., Any]:
+    from functorch.compile import aot_module_simplified, make_boxed_func, min_cut_rematerialization_partition
+
+    def compiler(phase: str) -> Callable[..., Any]:
+        def compile_graph(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+            observe(graph, phase)
+            return make_boxed_func(graph.forward)  # type: ignore[no-any-return]
+
+        return compile_graph
+
+    return aot_module_simplified(  # type: ignore[no-any-return]
+        gm,
+        inputs,
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )

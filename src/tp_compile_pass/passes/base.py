@@ -1,0 +1,50 @@
+"""What a pass is, and what it is given."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from tp_compile_pass.options import TPOptions
+from tp_compile_pass.report.record import PassResult
+
+
+@dataclass
+class PassContext:
+    """What a pass may decide by. `phase` is "captured" (Dynamo's graph), "forward", "backward" or "inference"."""
+
+    options: TPOptions
+    phase: str
+    _originals: list[tuple[torch.fx.GraphModule, torch.fx.Graph]] = field(default_factory=list)
+
+    def before_edit(self, gm: torch.fx.GraphModule) -> None:
+        """A pass calls this before its first edit of a GraphModule (a nested one too), so that the pipeline can put
+        the graph back should the pass fail half way. Graphs that no pass edits are never copied."""
+        if all(edited is not gm for edited, _ in self._originals):
+            self._originals.append((gm, copy.deepcopy(gm.graph)))
+
+    def undo(self) -> None:
+        """Puts back every graph announced to `before_edit`."""
+        for gm, graph in self._originals:
+            gm.graph = graph
+        self._originals.clear()
+
+    def keep(self) -> None:
+        """Makes the edits since the last `keep` final."""
+        self._originals.clear()
+
+
+class Pass(Protocol):
+    """A graph pass: finds places it can prove itself right for, edits them, and says what it did and what it left.
+
+    A pass only edits the graph (it never runs it), recurses into nested GraphModules itself (`ir.walk`), keeps node
+    metadata, is deterministic and decides the same on every rank. Near-linear in nodes.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def apply(self, gm: torch.fx.GraphModule, context: PassContext) -> PassResult: ...

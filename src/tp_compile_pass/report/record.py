@@ -1,0 +1,133 @@
+"""The record of what was done: plain dataclasses that serialise to JSON.
+
+A `Report` holds `GraphReport`s, one per graph that Dynamo handed to the backend. A graph's entry grows while torch
+works on it: the backward graph is compiled when `.backward()` first runs, and is added to the same entry then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from tp_compile_pass.report.source import SourceLine
+
+SCHEMA_VERSION = 1
+#: `reports()` keeps this many graphs; a long-running process that recompiles must not grow without bound.
+KEPT_GRAPHS = 1000
+
+
+@dataclass(frozen=True)
+class Place:
+    """A graph node that a pass looked at: `node` is its name, `what` the form that was found there, `reason` why it
+    was left alone (empty where the pass applied)."""
+
+    node: str
+    what: str
+    line: SourceLine | None
+    reason: str = ""
+
+
+@dataclass
+class PassResult:
+    """What one pass did to one graph: the places it changed, and those it left alone with the reason."""
+
+    name: str
+    applied: list[Place] = field(default_factory=list)
+    skipped: list[Place] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CollectiveRecord:
+    """One collective of a graph. `bytes` is the size of its result on this rank, an integer or, with dynamic shapes,
+    a sympy expression as text; `phase` is "captured" for the graph as Dynamo saw it, else "forward", "backward" or
+    "inference" after AOTAutograd."""
+
+    phase: str
+    op: str
+    kind: str
+    group: str
+    dtype: str
+    shape: tuple[str, ...]
+    bytes: str
+    line: SourceLine | None
+
+
+@dataclass
+class GraphReport:
+    """All that happened to one graph."""
+
+    compile_id: str
+    inner: str
+    options: dict[str, Any]
+    passes: list[PassResult] = field(default_factory=list)
+    collectives: list[CollectiveRecord] = field(default_factory=list)
+    #: Phases ("forward", "backward", "inference") whose graph after AOTAutograd was seen. A graph that torch loads
+    #: from its AOTAutograd cache is never rebuilt, and its phases stay absent.
+    phases: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def rewrites(self) -> list[Place]:
+        """Every place that some pass changed, in the order of the passes."""
+        return [place for result in self.passes for place in result.applied]
+
+
+@dataclass
+class Report:
+    """The graphs of one call (`explain`) or of one compilation (`reports()`)."""
+
+    graphs: list[GraphReport] = field(default_factory=list)
+    torch_version: str = torch.__version__
+    schema_version: int = SCHEMA_VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        from tp_compile_pass.report.text import render
+
+        return render(self)
+
+
+_kept: deque[GraphReport] = deque(maxlen=KEPT_GRAPHS)
+_collector: ContextVar[list[GraphReport] | None] = ContextVar("tp_compile_pass_collector", default=None)
+
+
+def reports() -> list[Report]:
+    """The reports of this process, one per graph compiled with `backend="tp_inductor"`, oldest first (the last 1,000)."""
+    return [Report([graph]) for graph in _kept]
+
+
+def clear_reports() -> None:
+    """Forgets what `reports()` lists."""
+    _kept.clear()
+
+
+def add(graph: GraphReport) -> None:
+    """Files a new graph: under `reports()` and with the `explain` call that is running, if any."""
+    _kept.append(graph)
+    collector = _collector.get()
+    if collector is not None:
+        collector.append(graph)
+
+
+@contextmanager
+def collecting() -> Iterator[list[GraphReport]]:
+    """Yields a list that receives every graph filed inside the `with` block."""
+    graphs: list[GraphReport] = []
+    token = _collector.set(graphs)
+    try:
+        yield graphs
+    finally:
+        _collector.reset(token)

@@ -1,0 +1,41 @@
+"""Where in the user's code a graph node comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+import torch
+
+_TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
+_OWN_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>[^\n]+))?\n(?P<code>[^\n]*)')
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """One line of user code: `file`, `line` (from 1), the `function` it is in and its text `code`."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def source_line(node: torch.fx.Node) -> SourceLine | None:
+    """The innermost line of the user's code that led to `node`; None where tracing recorded none.
+
+    Frames inside torch and inside this package are passed over: they say how a call is implemented, not who made it.
+    """
+    frames = [
+        SourceLine(m["file"], int(m["line"]), m["function"] or "", m["code"].strip())
+        for m in _FRAME.finditer(node.meta.get("stack_trace") or "")
+    ]
+    for frame in reversed(frames):
+        if not frame.file.startswith((_TORCH_DIR, _OWN_DIR)):
+            return frame
+    return frames[-1] if frames else None

@@ -1,0 +1,64 @@
+"""A report as text for a terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tp_compile_pass.report.record import GraphReport, Place, Report
+from tp_compile_pass.report.source import SourceLine
+
+
+def render(report: Report, width: int = 120) -> str:
+    """The report as plain text, `width` columns wide."""
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    console.print(*renderables(report), sep="\n")
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def renderables(report: Report) -> list[RenderableType]:
+    """What rich prints for a report: one panel per graph."""
+    if not report.graphs:
+        return [Text(f"tp_inductor, torch {report.torch_version}: no graph was compiled")]
+    return [_graph(graph, report.torch_version) for graph in report.graphs]
+
+
+def _graph(graph: GraphReport, torch_version: str) -> RenderableType:
+    parts = Table.grid(padding=(0, 0))
+    for result in graph.passes:
+        parts.add_row(Text(f"{result.name}: {len(result.applied)} applied, {len(result.skipped)} left alone", "bold"))
+        for place in result.applied:
+            parts.add_row(_place("  ✔", place))
+        for place in result.skipped:
+            parts.add_row(_place("  –", place))
+    if not graph.rewrites:
+        parts.add_row(Text("nothing to rewrite: compiled as plain Inductor would"))
+    if graph.collectives:
+        table = Table(box=None, padding=(0, 1), title="collectives", title_justify="left")
+        for heading in ("phase", "kind", "group", "dtype", "shape", "bytes", "line"):
+            table.add_column(heading, overflow="fold")
+        for c in graph.collectives:
+            table.add_row(c.phase, c.kind, c.group, c.dtype, "×".join(c.shape), c.bytes, _line(c.line))
+        parts.add_row(table)
+    else:
+        parts.add_row(Text("no collective in the graph"))
+    for note in graph.notes:
+        parts.add_row(Text(f"note: {note}"))
+    for warning in graph.warnings:
+        parts.add_row(Text(f"warning: {warning}", "yellow"))
+    title = f"graph {graph.compile_id or '?'} · {graph.inner} · torch {torch_version}"
+    return Panel(parts, title=Text(title), title_align="left")
+
+
+def _place(mark: str, place: Place) -> Text:
+    reason = f"  ({place.reason})" if place.reason else ""
+    code = f"  {place.line.code}" if place.line and place.line.code else ""
+    return Text(f"{mark} {place.what}  {_line(place.line)}{code}{reason}")
+
+
+def _line(line: SourceLine | None) -> str:
+    return str(line) if line else "(line unknown)"
