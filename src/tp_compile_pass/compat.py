@@ -32,7 +32,7 @@ def require_supported_torch() -> None:
 
 
 class UnsupportedTorch(RuntimeError):
-    """The installed torch lacks a private API that a step of ours needs. The message names it and the versions checked."""
+    """The installed torch lacks a private API that a step of ours needs. The message names both."""
 
     def __init__(self, api: str) -> None:
         super().__init__(f"torch {torch.__version__} has no {api} (checked on {', '.join(CHECKED)})")
@@ -90,9 +90,7 @@ def compile_fx(
     if "compile_region_name" in inspect.signature(module.compile_fx).parameters:
         extra["compile_region_name"] = getattr(wrapper, "name", None)
     patches = {**wrapper.config, **(config_patches or {})}
-    result: CompiledFn = module.compile_fx(
-        gm, example_inputs, inner_compile=inner_compile, config_patches=patches, **extra
-    )
+    result: Any = module.compile_fx(gm, example_inputs, inner_compile=inner_compile, config_patches=patches, **extra)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Fail closed: when a step of ours breaks, the user gets what plain Inductor does and one warning that names the step."""
+"""Fail closed: when a step of ours breaks, the user gets what plain Inductor does, and one warning naming the step."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def is_wait(node: Node) -> bool:
 
 
 def argument(node: Node, name: str) -> Any:
-    """The value `node` passes for the schema argument `name`, its default, or None where the op has no such argument."""
+    """What `node` passes for the schema argument `name`, or its default; None where the op has no such argument."""
     target: Any = node.target
     overload = target if isinstance(target, torch._ops.OpOverload) else getattr(target, "default", None)
     if name in node.kwargs:

@@ -105,7 +105,7 @@ _collector: ContextVar[list[GraphReport] | None] = ContextVar("tp_compile_pass_c
 
 
 def reports() -> list[Report]:
-    """The reports of this process, one per graph compiled with `backend="tp_inductor"`, oldest first (the last 1,000)."""
+    """The reports of this process, one per graph that tp_inductor compiled, oldest first (the last 1,000)."""
     return [Report([graph]) for graph in _kept]
 
 

@@ -15,9 +15,9 @@ from tp_compile_pass.report.source import SourceLine
 
 def render(report: Report, width: int = 120) -> str:
     """The report as plain text, `width` columns wide."""
-    console = Console(file=io.StringIO(), width=width, no_color=True)
-    console.print(*renderables(report), sep="\n")
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    text = io.StringIO()
+    Console(file=text, width=width, no_color=True).print(*renderables(report), sep="\n")
+    return text.getvalue()
 
 
 def renderables(report: Report) -> list[RenderableType]:
@@ -34,7 +34,7 @@ def _graph(graph: GraphReport, torch_version: str) -> RenderableType:
         for place in result.applied:
             parts.add_row(_place("  ✔", place))
         for place in result.skipped:
-            parts.add_row(_place("  –", place))
+            parts.add_row(_place("  ·", place))
     if not graph.rewrites:
         parts.add_row(Text("nothing to rewrite: compiled as plain Inductor would"))
     if graph.collectives:
@@ -42,7 +42,7 @@ def _graph(graph: GraphReport, torch_version: str) -> RenderableType:
         for heading in ("phase", "kind", "group", "dtype", "shape", "bytes", "line"):
             table.add_column(heading, overflow="fold")
         for c in graph.collectives:
-            table.add_row(c.phase, c.kind, c.group, c.dtype, "×".join(c.shape), c.bytes, _line(c.line))
+            table.add_row(c.phase, c.kind, c.group, c.dtype, " x ".join(c.shape), c.bytes, _line(c.line))
         parts.add_row(table)
     else:
         parts.add_row(Text("no collective in the graph"))
