@@ -33,7 +33,11 @@ class PassContext:
         self._originals.clear()
 
     def keep(self) -> None:
-        """Makes the edits since the last `keep` final."""
+        """Makes the edits since the last `keep` final. Nested graphs are called, not interpreted, so their code must
+        follow their graph."""
+        for gm, _ in self._originals:
+            gm.graph.lint()
+            gm.recompile()
         self._originals.clear()
 
 

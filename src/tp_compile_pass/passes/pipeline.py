@@ -19,7 +19,6 @@ def run_passes(passes: Sequence[Pass], gm: torch.fx.GraphModule, context: PassCo
     for graph_pass in passes:
         with failing_closed(f"pass {graph_pass.name}", context.options, report, undo=context.undo):
             result = graph_pass.apply(gm, context)
-            gm.graph.lint()
             context.keep()
             if result.applied or result.skipped:
                 report.passes.append(result)
