@@ -27,8 +27,8 @@ def failing_closed(
         yield
     except Exception as error:
         undo()
-        message = f"tp_inductor: {step} failed and was left out ({type(error).__name__}: {error})"
-        report.warnings.append(message)
+        message = f"tp_inductor: {step} failed ({type(error).__name__}: {error})"
         if options.strict:
             raise TPInternalError(message) from error
-        warnings.warn(message, TPInternalWarning, stacklevel=2)
+        report.warnings.append(f"{message} and was left out")
+        warnings.warn(report.warnings[-1], TPInternalWarning, stacklevel=2)

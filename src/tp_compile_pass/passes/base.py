@@ -24,7 +24,7 @@ class PassContext:
         """A pass calls this before its first edit of a GraphModule (a nested one too), so that the pipeline can put
         the graph back should the pass fail half way. Graphs that no pass edits are never copied."""
         if all(edited is not gm for edited, _ in self._originals):
-            self._originals.append((gm, copy.deepcopy(gm.graph)))
+            self._originals.append((gm, _copied(gm.graph)))
 
     def undo(self) -> None:
         """Puts back every graph announced to `before_edit`."""
@@ -39,6 +39,16 @@ class PassContext:
             gm.graph.lint()
             gm.recompile()
         self._originals.clear()
+
+
+def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A copy that also has what was set on the nodes as attributes: AOTAutograd reads `_dynamo_source` there."""
+    copied = copy.deepcopy(graph)
+    for old, new in zip(graph.nodes, copied.nodes, strict=True):
+        for name, value in vars(old).items():
+            if name not in vars(new):
+                setattr(new, name, value)
+    return copied
 
 
 class Pass(Protocol):

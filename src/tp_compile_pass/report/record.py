@@ -89,10 +89,12 @@ class Report:
     schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The report as plain JSON values."""
+        values: dict[str, Any] = json.loads(self.to_json())
+        return values
 
     def to_json(self, indent: int | None = None) -> str:
-        return json.dumps(self.to_dict(), indent=indent)
+        return json.dumps(asdict(self), indent=indent)
 
     def __str__(self) -> str:
         from tp_compile_pass.report.text import render
