@@ -59,5 +59,5 @@ def test_a_wrong_variable_is_named(monkeypatch, variable, text, message):
 
 @pytest.mark.matrix
 def test_the_user_sees_the_message():
-    with pytest.raises(Exception, match="did you mean tp.inner"):
+    with pytest.raises(Exception, match=r"did you mean tp\.inner"):
         torch.compile(torch.sin, backend="tp_inductor", options={"tp.iner": "eager"})(torch.ones(2))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -90,8 +90,8 @@ def compile_fx(
     if "compile_region_name" in inspect.signature(module.compile_fx).parameters:
         extra["compile_region_name"] = getattr(wrapper, "name", None)
     patches = {**wrapper.config, **(config_patches or {})}
-    result: Any = module.compile_fx(gm, example_inputs, inner_compile=inner_compile, config_patches=patches, **extra)
-    return result
+    compiled = module.compile_fx(gm, example_inputs, inner_compile=inner_compile, config_patches=patches, **extra)
+    return cast(CompiledFn, compiled)
 
 
 # ---------------------------------------------------------------------------------------------------- distributed

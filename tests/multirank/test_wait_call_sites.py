@@ -109,7 +109,7 @@ def in_autograd_function(mesh):
 
         @staticmethod
         def backward(ctx, grad):
-            out, w = ctx.saved_tensors
+            out, _ = ctx.saved_tensors
             return None, gathered(out.t() @ grad, mesh)[:3]
 
     w = torch.randn(3, 3, requires_grad=True)

@@ -1,6 +1,5 @@
 """What a report says, how it serialises and prints, and where it is found."""
 
-import glob
 import json
 import os
 import subprocess
@@ -126,8 +125,8 @@ def test_the_report_is_an_artifact_of_torchs_structured_trace(tmp_path, monkeypa
     subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, "TORCH_TRACE": str(tmp_path)}, check=True, timeout=300
     )
-    (log,) = glob.glob(str(tmp_path / "*"))
-    text = open(log).read()
+    (log,) = tmp_path.iterdir()
+    text = log.read_text()
     assert '"name": "tp_compile_pass_report"' in text
     assert '"schema_version": 1' in text
 
