@@ -172,6 +172,18 @@ def test_a_setting_without_effect_is_named(inner):
     assert "max_autotune" in only_report().warnings[0]
 
 
+def test_a_precompile_cache_is_warned_about():
+    from torch._dynamo import config
+
+    if not hasattr(config, "caching_precompile"):
+        pytest.skip("this torch has no precompile cache")
+    captured = []
+    torch.compile(model, backend=lambda gm, inputs: captured.append((gm, inputs)) or gm.forward)(torch.ones(2, 3))
+    with config.patch(caching_precompile=True), pytest.warns(UserWarning, match="TORCH_CACHING_PRECOMPILE keys its"):
+        tp_compile_pass.tp_inductor(*captured[0], options={"tp.inner": "eager"})
+    assert "another backend" in only_report().warnings[0]
+
+
 def test_guard_filter_fn():
     if compat.TORCH < (2, 7):
         pytest.skip("guard_filter_fn came with torch 2.7")

@@ -47,6 +47,11 @@ def tp_inductor(
     report = GraphReport(compat.compile_id(), tp.inner, tp.model_dump())
     inner = inner_compiler(tp, mode, inductor_options, name, config_patches, report)
     record.add(report)
+    if compat.precompile_cache_is_on():
+        report.warn(
+            "TORCH_CACHING_PRECOMPILE keys its cache on the source alone: what is compiled here is also loaded under "
+            "another backend, and the reverse. Use a cache directory per backend"
+        )
     run_passes(CAPTURE_PASSES, gm, PassContext(tp, "captured"), report)
     compiled = _compile(gm, example_inputs, inner, tp, report)
     compat.trace_artifact("tp_compile_pass_report", record.Report([report]).to_json)

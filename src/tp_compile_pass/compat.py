@@ -129,6 +129,22 @@ def reset_dynamo() -> None:
     torch._dynamo.reset()
 
 
+def flatten_graph_inputs(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], compile_graph: Callable[..., CompiledFn]
+) -> CompiledFn:
+    """`compile_graph(gm, inputs)` for a graph that takes lists, tuples or dicts, which AOTAutograd does not."""
+    from torch._dynamo.utils import flatten_graph_inputs as flatten
+
+    return cast(CompiledFn, flatten(gm, inputs, compile_graph))
+
+
+def precompile_cache_is_on() -> bool:
+    """Whether torch saves and loads whole compiled functions by their source alone (TORCH_CACHING_PRECOMPILE=1)."""
+    from torch._dynamo import config
+
+    return bool(getattr(config, "caching_precompile", False))
+
+
 def without_caches() -> Any:
     """A context manager under which Inductor and AOTAutograd compile anew instead of reading their caches."""
     from torch._inductor import config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -27,8 +26,7 @@ def failing_closed(
         yield
     except Exception as error:
         undo()
-        message = f"tp_inductor: {step} failed ({type(error).__name__}: {error})"
+        message = f"{step} failed ({type(error).__name__}: {error})"
         if options.strict:
-            raise TPInternalError(message) from error
-        report.warnings.append(f"{message} and was left out")
-        warnings.warn(report.warnings[-1], TPInternalWarning, stacklevel=2)
+            raise TPInternalError(f"tp_inductor: {message}") from error
+        report.warn(f"{message} and was left out", TPInternalWarning)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,9 +32,7 @@ def inner_compiler(
         return lambda gm, inputs, observe: compat.compile_fx(gm, inputs, wrapper, config_patches, observe)
     unused = [f"option {key!r}" for key in options] + ([f"mode {mode!r}"] if mode and mode != "default" else [])
     for setting in unused:
-        message = f"tp_inductor: {setting} has no effect with tp.inner={tp.inner!r}"
-        report.warnings.append(message)
-        warnings.warn(message, UserWarning, stacklevel=2)
+        report.warn(f"{setting} has no effect with tp.inner={tp.inner!r}")
     return _aot_eager if tp.inner == "aot_eager" else _eager
 
 
@@ -45,6 +42,9 @@ def _eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], observe: Observe) ->
 
 def _aot_eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], observe: Observe) -> Callable[..., Any]:
     from functorch.compile import aot_module_simplified, make_boxed_func, min_cut_rematerialization_partition
+
+    if any(isinstance(value, (list, tuple, dict)) for value in inputs):  # compiled autograd's graphs have these
+        return compat.flatten_graph_inputs(gm, inputs, lambda flat, values: _aot_eager(flat, values, observe))
 
     def compiler(phase: str) -> Callable[..., Any]:
         def compile_graph(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:

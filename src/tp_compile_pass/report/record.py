@@ -7,6 +7,7 @@ works on it: the backward graph is compiled when `.backward()` first runs, and i
 from __future__ import annotations
 
 import json
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +74,11 @@ class GraphReport:
     phases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    def warn(self, message: str, category: type[Warning] = UserWarning) -> None:
+        """Files a warning and shows it to the user."""
+        self.warnings.append(message)
+        warnings.warn(f"tp_inductor: {message}", category, stacklevel=3)
 
     @property
     def rewrites(self) -> list[Place]:
