@@ -135,7 +135,7 @@ def flatten_graph_inputs(
     """`compile_graph(gm, inputs)` for a graph that takes lists, tuples or dicts, which AOTAutograd does not."""
     from torch._dynamo.utils import flatten_graph_inputs as flatten
 
-    return cast(CompiledFn, flatten(gm, inputs, compile_graph))
+    return flatten(gm, inputs, compile_graph)
 
 
 def precompile_cache_is_on() -> bool:

@@ -71,9 +71,18 @@ def test_compiled_autograd(ranks2):
         assert graphs > 1, "the backward of compiled autograd is a graph of its own"
 
 
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(512, 512) for _ in range(3))
+
+    def forward(self, x):
+        return self.third(self.second(self.first(x)))
+
+
 def under_ddp():
     torch.manual_seed(0)
-    model, x = nn.Sequential(*(nn.Linear(512, 512) for _ in range(3))), torch.ones(2, 512) * dist.get_rank()
+    model, x = Wide(), torch.ones(2, 512) * dist.get_rank()
     ddp = DistributedDataParallel(model, bucket_cap_mb=1)  # one layer's size, and the least that torch takes
     want = gradients(model, ddp(x))
     tp_compile_pass.report.record.clear_reports()
