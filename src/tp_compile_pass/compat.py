@@ -129,13 +129,12 @@ def reset_dynamo() -> None:
     torch._dynamo.reset()
 
 
-def flatten_graph_inputs(
-    gm: torch.fx.GraphModule, inputs: Sequence[Any], compile_graph: Callable[..., CompiledFn]
-) -> CompiledFn:
-    """`compile_graph(gm, inputs)` for a graph that takes lists, tuples or dicts, which AOTAutograd does not."""
-    from torch._dynamo.utils import flatten_graph_inputs as flatten
+def aot_autograd(gm: torch.fx.GraphModule, inputs: Sequence[Any], **compilers: Any) -> CompiledFn:
+    """`functorch.compile.aot_module_simplified` as torch's own backends call it: it also takes the graphs of compiled
+    autograd (with lists among their inputs) and of DDP's buckets."""
+    from torch._dynamo.backends.common import aot_autograd as make
 
-    return flatten(gm, inputs, compile_graph)
+    return make(**compilers)(gm, inputs)
 
 
 def precompile_cache_is_on() -> bool:

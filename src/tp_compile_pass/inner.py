@@ -41,10 +41,7 @@ def _eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], observe: Observe) ->
 
 
 def _aot_eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], observe: Observe) -> Callable[..., Any]:
-    from functorch.compile import aot_module_simplified, make_boxed_func, min_cut_rematerialization_partition
-
-    if any(isinstance(value, (list, tuple, dict)) for value in inputs):  # compiled autograd's graphs have these
-        return compat.flatten_graph_inputs(gm, inputs, lambda flat, values: _aot_eager(flat, values, observe))
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 
     def compiler(phase: str) -> Callable[..., Any]:
         def compile_graph(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -53,7 +50,7 @@ def _aot_eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], observe: Observe
 
         return compile_graph
 
-    return aot_module_simplified(  # type: ignore[no-any-return]
+    return compat.aot_autograd(
         gm,
         inputs,
         fw_compiler=compiler("forward"),
