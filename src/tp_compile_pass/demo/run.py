@@ -1,13 +1,16 @@
-"""Runs rows of the catalogue on a rank: eager, and compiled by each backend, against each other."""
+"""Runs rows of the catalogue on real ranks: eager, and compiled by each backend, against each other."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
@@ -17,17 +20,20 @@ from tp_compile_pass.demo.catalogue import CALL_SITES, CallSite
 from tp_compile_pass.demo.catalogue.modules import WaitingMLP, parallelized
 from tp_compile_pass.explain import explain
 from tp_compile_pass.report.record import Report
+from tp_compile_pass.testing import RankError, RankPool
 
-BACKENDS = ("inductor", "tp_inductor")
+EAGER, BACKENDS = "eager", ("inductor", "tp_inductor")
+#: Seconds one row may take with one backend, a C++ compiler's first start included.
+ROW_TIMEOUT = 120.0
 
-#: What a backend makes of a row, best first. `ok`: one graph (fullgraph=True), and eager's numbers. `graph break`:
-#: refused with fullgraph=True. `error`: it does not compile or does not run. `wrong`: other numbers than eager's.
+#: What became of a row, best first. `ok`: one graph (fullgraph=True), and eager's numbers. `graph break`: Dynamo
+#: refuses it with fullgraph=True. `error`: it does not compile, or does not run. `wrong`: other numbers than eager's.
 VERDICTS = ("ok", "graph break", "error", "wrong")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A verdict, and what was raised or differed where it is not `ok`."""
+    """A verdict; where it is not `ok`, `detail` is what was raised or what differed, in one line."""
 
     verdict: str
     detail: str = ""
@@ -36,85 +42,92 @@ class Outcome:
         return VERDICTS.index(self.verdict) > VERDICTS.index(other.verdict)
 
 
-def run_row(name: str, backends: tuple[str, ...] = BACKENDS) -> dict[str, dict[str, str]]:
-    """Runs the row `name` on this rank, eager first; every rank of the two has to call it.
+def run_row(ranks: RankPool, name: str) -> dict[str, Outcome]:
+    """Runs a row eagerly and with each backend. Of several ranks' outcomes the worst counts.
 
-    Returns {"eager" or a backend: Outcome as a dict}. Where eager itself fails there is nothing to compare with, and the
-    backends are not tried.
+    Where eager itself fails there is nothing to compare with, and the backends are absent.
     """
-    row = CALL_SITES[name]
-    with _quiet():
-        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    outcomes: dict[str, Outcome] = {}
+    for backend in (EAGER, *BACKENDS):
         try:
-            expected = _results(row, mesh, None)
-        except Exception as error:
-            return {"eager": asdict(Outcome("error", _gist(error)))}
-        outcomes = {backend: _outcome(row, mesh, backend, expected) for backend in backends}
-    return {name: asdict(outcome) for name, outcome in {"eager": Outcome("ok"), **outcomes}.items()}
+            answers = ranks.run(_on_rank, name, backend, timeout=ROW_TIMEOUT)
+            outcomes[backend] = max(answers, key=lambda outcome: VERDICTS.index(outcome.verdict))
+        except RankError as error:  # a rank died, or the ranks wait for each other
+            outcomes[backend] = Outcome("error", _gist(error))
+        if outcomes[EAGER].verdict != "ok":
+            break
+    return outcomes
 
 
 def explain_model() -> Report:
-    """`explain` of a tensor-parallel MLP whose row-parallel layer waits as inference engines do, on this rank."""
+    """On a rank: `explain` of a tensor-parallel MLP whose row-parallel layer waits as inference engines' do."""
     with _quiet():
-        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
         torch.manual_seed(0)
-        model = parallelized(WaitingMLP(), mesh)
+        model = parallelized(WaitingMLP(), _mesh())
         return explain(model, fullgraph=True)(torch.ones(4, 3))
 
 
-def _outcome(row: CallSite, mesh: DeviceMesh, backend: str, expected: list[torch.Tensor]) -> Outcome:
-    compat.reset_dynamo()
-    try:
-        got = _results(row, mesh, backend)
-    except Exception as error:
-        return Outcome("graph break" if compat.is_graph_break(error) else "error", _gist(error))
-    try:
-        torch.testing.assert_close(got, expected)
-    except AssertionError as error:
-        return Outcome("wrong", _gist(error))
+def _on_rank(name: str, backend: str) -> Outcome:
+    """On a rank: the row's outcome with one backend, or eagerly."""
+    row, mesh = CALL_SITES[name], _mesh()
+    with _quiet():
+        if backend == EAGER:
+            try:
+                _results(row, mesh)
+            except Exception as error:
+                return Outcome("error", _gist(error))
+            return Outcome("ok")
+        expected = _results(row, mesh)
+        try:
+            got = _results(row, mesh, backend)
+        except Exception as error:
+            return Outcome("graph break" if compat.is_graph_break(error) else "error", _gist(error))
+        try:
+            torch.testing.assert_close(got, expected)
+        except AssertionError as error:
+            return Outcome("wrong", _gist(error))
     return Outcome("ok")
 
 
-def _results(row: CallSite, mesh: DeviceMesh, backend: str | None) -> list[torch.Tensor]:
-    """The row's outputs of two calls (and input gradients), as plain tensors."""
+def _mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def _results(row: CallSite, mesh: DeviceMesh, backend: str = "") -> list[torch.Tensor]:
+    """The outputs of two calls, and the input's gradients, as plain tensors."""
     fn: Any = row.make(mesh)
-    if backend is not None:
+    if backend:
         fn = torch.compile(fn, backend=backend, fullgraph=True)
     results = []
     for call in range(2):
         x = (torch.arange(6.0).reshape(2, 3) + call) * (mesh.get_local_rank() + 1) + 1
         x.requires_grad_(row.backward)
-        out = _plain(fn(*(row.before(mesh)(x) if row.before else (x,))))
-        results += [tensor.detach().clone() for tensor in out]
+        out = fn(*row.before(mesh)(x)) if row.before else fn(x)
+        tensors = [leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in tree_leaves(out)]
+        tensors = [tensor * 1 for tensor in tensors]  # waits where nobody did yet
+        results += [tensor.detach() for tensor in tensors]
         if row.backward:
-            sum(tensor.sum() for tensor in out).backward()  # type: ignore[union-attr]
+            torch.stack([tensor.sum() for tensor in tensors]).sum().backward()
             assert x.grad is not None
             results.append(x.grad)
     return results
 
 
-def _plain(out: Any) -> list[torch.Tensor]:
-    local = [leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in tree_leaves(out)]
-    return [leaf * 1 for leaf in local]
-
-
-def _gist(error: Exception) -> str:
-    """The line of an error that says what is wrong: torch wraps it in pages of advice and traceback."""
+def _gist(error: BaseException) -> str:
+    """The line of an error that says what is wrong; torch surrounds it with advice and tracebacks."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = ("has no attribute", "async_op", "Explanation:", "Error:")
+    telling = ("has no attribute", "async_op", "Explanation:", "Error:", "gave no answer", "died with")
     line = next((line for mark in telling for line in lines if mark in line), lines[0] if lines else "")
-    return f"{type(error).__name__}: {line}"
+    return line if line.startswith(type(error).__name__) else f"{type(error).__name__}: {line}"
 
 
-class _quiet:
-    """Silences torch's warnings and logs on purposely unsupported code."""
-
-    def __enter__(self) -> None:
-        self._warnings = warnings.catch_warnings()
-        self._warnings.__enter__()
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings and logs from torch about rows that it is known not to like."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
-
-    def __exit__(self, *exc: object) -> None:
-        logging.disable(logging.NOTSET)
-        self._warnings.__exit__(*exc)  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)

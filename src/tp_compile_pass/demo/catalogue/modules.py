@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tp_compile_pass.demo.catalogue.rows import BOUNDARY, MODULE, call_site, gathered, sharded
+from tp_compile_pass.demo.catalogue.rows import BOUNDARY, MODULE, call_site, sharded
 
 
 def _lazy_input(mesh):
@@ -92,8 +92,9 @@ class WaitingMLP(MLP):
 
 def parallelized(mlp: MLP, mesh: DeviceMesh, *, sequence: bool = False) -> nn.Module:
     """`mlp` under Megatron's plan; with `sequence`, inputs and outputs are sharded too (sequence parallelism)."""
-    layouts = {"input_layouts": Shard(0)} if sequence else {}, {"output_layouts": Shard(0)} if sequence else {}
-    return parallelize_module(mlp, mesh, {"up": ColwiseParallel(**layouts[0]), "down": RowwiseParallel(**layouts[1])})
+    up = ColwiseParallel(input_layouts=Shard(0)) if sequence else ColwiseParallel()
+    down = RowwiseParallel(output_layouts=Shard(0)) if sequence else RowwiseParallel()
+    return parallelize_module(mlp, mesh, {"up": up, "down": down})
 
 
 @call_site(MODULE, "ColwiseParallel, RowwiseParallel", backward=True)
