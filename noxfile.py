@@ -26,7 +26,8 @@ def matrix(session: nox.Session, torch: str) -> None:
     session.install("-r", f"requirements/torch-{torch}.txt", *libraries, env=unconstrained)
 
     package = Path("build/matrix", torch).resolve()
-    shutil.rmtree(package, ignore_errors=True)
+    for stale in (package, Path("build/lib")):  # setuptools would pack modules that are gone from src/
+        shutil.rmtree(stale, ignore_errors=True)
     session.install("--quiet", "--no-deps", "--target", str(package), ".")
     path = os.pathsep.join([str(package / "bin"), session.bin, os.environ["PATH"]])
     session.run(

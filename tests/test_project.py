@@ -1,4 +1,4 @@
-"""The project hangs together: packaging, the supported versions in every place that names them, nothing of one machine."""
+"""The project hangs together: packaging, the same torch versions wherever they are named, no path of one machine."""
 
 import re
 import subprocess
