@@ -42,10 +42,10 @@ format: .venv/.test
 clean:
 	rm -rf .venv build .nox .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# Two stages, so that the demo installs no more than a user would.
+# Two stages, so that the demo installs no more than a user would (numpy because torch warns where it is missing).
 .venv/.package: pyproject.toml requirements/torch-$(TORCH).txt
 	$(PYTHON) -m venv .venv
-	$(RUN) pip install -r requirements/torch-$(TORCH).txt -e .
+	$(RUN) pip install -r requirements/torch-$(TORCH).txt numpy -e .
 	touch $@
 
 .venv/.test: .venv/.package

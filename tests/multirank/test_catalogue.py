@@ -52,7 +52,7 @@ def test_row(ranks2, name):
 
 @pytest.mark.parametrize("version", CHECKED)
 def test_page_has_every_row(version):
-    assert list(PROMISED[version]) == list(CALL_SITES)
+    assert set(PROMISED[version]) == set(CALL_SITES)
 
 
 def test_page_shows_the_code_of_each_row():

@@ -24,7 +24,7 @@ from tp_compile_pass.testing import RankError, RankPool
 
 EAGER, BACKENDS = "eager", ("inductor", "tp_inductor")
 #: Seconds one row may take with one backend, a C++ compiler's first start included.
-ROW_TIMEOUT = 120.0
+ROW_TIMEOUT = 300.0
 
 #: What became of a row, best first. `ok`: one graph (fullgraph=True), and eager's numbers. `graph break`: Dynamo
 #: refuses it with fullgraph=True. `error`: it does not compile, or does not run. `wrong`: other numbers than eager's.
