@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from tp_compile_pass.demo import run
-from tp_compile_pass.demo.run import VERDICTS, Outcome, explain_model, run_row
+from tp_compile_pass.demo.run import ROW_TIMEOUT, VERDICTS, Outcome, explain_model, run_row
 
 
 def off_by_one(gm, inputs):
@@ -77,6 +77,7 @@ def test_order_of_verdicts():
 
 
 def test_explained_model_shows_its_collective(ranks2):
-    (graph,) = ranks2.run(explain_model)[0].graphs
-    assert [c.kind for c in graph.collectives] == ["all_reduce"]
+    (graph,) = ranks2.run(explain_model, timeout=ROW_TIMEOUT)[0].graphs
+    (collective,) = graph.collectives
+    assert (collective.kind, collective.line.code) == ("all_reduce", "return self.down(torch.relu(self.up(x)))")
     assert graph.warnings == []

@@ -10,6 +10,7 @@ from tp_compile_pass.cli import app
 from tp_compile_pass.demo import show
 from tp_compile_pass.demo.catalogue import CALL_SITES
 from tp_compile_pass.demo.run import Outcome
+from tp_compile_pass.report.record import Report
 
 
 @pytest.fixture
@@ -31,8 +32,18 @@ def test_demo(two_rows, tmp_path):
     assert document["report"]["graphs"][0]["collectives"][0]["kind"] == "all_reduce"
 
 
-def test_demo_fails_where_tp_inductor_does(two_rows, ranks2, monkeypatch):
-    monkeypatch.setattr(show, "RankPool", lambda *args, **kwargs: nullcontext(ranks2))
+class NoRanks(nullcontext):
+    """Stands for the pool where no row is run."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(self)
+
+    def run(self, check, timeout):
+        return [Report()]
+
+
+def test_demo_fails_where_tp_inductor_does(two_rows, monkeypatch):
+    monkeypatch.setattr(show, "RankPool", NoRanks)
     outcomes = {"eager": Outcome("ok"), "inductor": Outcome("ok"), "tp_inductor": Outcome("wrong", "3 of 6 differ")}
     monkeypatch.setattr(show, "run_row", lambda ranks, name: outcomes)
     result = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["demo"])

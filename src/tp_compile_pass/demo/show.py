@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tp_compile_pass.demo.catalogue import CALL_SITES, KINDS
-from tp_compile_pass.demo.run import BACKENDS, EAGER, Outcome, explain_model, run_row
+from tp_compile_pass.demo.run import BACKENDS, EAGER, ROW_TIMEOUT, Outcome, explain_model, run_row
 from tp_compile_pass.report.text import renderables
 from tp_compile_pass.testing import RankPool
 
@@ -38,7 +38,7 @@ def demo(console: Console, json_file: Path | None = None) -> bool:
                 live.update(Group(table(results, console.height - 8), Text(f"running {row.name} …")), refresh=True)
                 results[row.name] = run_row(ranks, row.name)
         console.print(table(results), summary(results))
-        report = ranks.run(explain_model)[0]
+        report = ranks.run(explain_model, timeout=ROW_TIMEOUT)[0]
     console.print(
         "\nThe same by hand: [bold]tp_compile_pass.explain(model)(x)[/] of the row tp_mlp_waiting, on rank 0:",
         *renderables(report),
@@ -71,7 +71,7 @@ def table(results: Results, last: int | None = None) -> RenderableType:
     grid = Table(box=None, padding=(0, 2, 0, 0))
     grid.add_column("call site", no_wrap=True, overflow="ellipsis")
     for column in COLUMNS:
-        grid.add_column(column, no_wrap=True)
+        grid.add_column(column, no_wrap=True, min_width=len(column if column == EAGER else "graph break"))
     names = list(results) if last is None else list(results)[-max(last, 1) :]
     kind = ""
     for name in names:
