@@ -1,5 +1,9 @@
 """The `tp-compile-pass` command."""
 
+import os
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -29,5 +33,11 @@ def demo(
 
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {json_file.parent}", param_hint="--json")
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(shlex.split(compiler)[0]) is None:
+        typer.echo(
+            f"Inductor needs a C++ compiler, and there is no {compiler}: install one, or name one in CXX", err=True
+        )
+        raise typer.Exit(2)
     if not run(Console(), json_file):
         raise typer.Exit(1)

@@ -72,3 +72,9 @@ def test_a_folder_that_is_missing_is_said_before_anything_runs(tmp_path):
     result = CliRunner().invoke(app, ["demo", "--json", str(tmp_path / "no" / "demo.json")])
     assert result.exit_code == 2
     assert "there is no folder" in result.output
+
+
+def test_a_missing_compiler_is_said_once():
+    result = CliRunner(env={"CXX": "no-such-compiler -O2"}).invoke(app, ["demo"])
+    assert result.exit_code == 2
+    assert "there is no no-such-compiler -O2" in result.output
