@@ -61,7 +61,7 @@ def run_row(ranks: RankPool, name: str) -> dict[str, Outcome]:
 
 def explain_model() -> Report:
     """On a rank: `explain` of a tensor-parallel MLP whose row-parallel layer waits as inference engines' do."""
-    with _quiet():
+    with _quiet(), torch.no_grad():
         torch.manual_seed(0)
         model = parallelized(WaitingMLP(), _mesh())
         return explain(model, fullgraph=True)(torch.ones(4, 3))
