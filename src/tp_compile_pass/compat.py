@@ -171,3 +171,10 @@ def trace_artifact(name: str, payload: Callable[[], str]) -> None:
     trace_structured(
         "artifact", metadata_fn=lambda: {"name": name, "encoding": "json"}, payload_fn=payload, expect_trace_id=False
     )
+
+
+def is_graph_break(error: BaseException) -> bool:
+    """Whether `error` is Dynamo's refusal, under fullgraph=True, of what it would otherwise break the graph at."""
+    from torch._dynamo.exc import Unsupported
+
+    return isinstance(error, Unsupported)

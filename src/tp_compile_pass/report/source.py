@@ -10,6 +10,7 @@ import torch
 
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
 _OWN_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_DEMO_DIR = os.path.join(_OWN_DIR, "demo") + os.sep  # holds users' code: models and call sites
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>[^\n]+))?\n(?P<code>[^\n]*)')
 
 
@@ -36,6 +37,6 @@ def source_line(node: torch.fx.Node) -> SourceLine | None:
         for m in _FRAME.finditer(node.meta.get("stack_trace") or "")
     ]
     for frame in reversed(frames):
-        if not frame.file.startswith((_TORCH_DIR, _OWN_DIR)):
+        if not frame.file.startswith((_TORCH_DIR, _OWN_DIR)) or frame.file.startswith(_DEMO_DIR):
             return frame
     return frames[-1] if frames else None

@@ -1,0 +1,1 @@
+"""`tp-compile-pass demo`: the catalogue of call sites, run on real ranks, as a live table and a report."""
