@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tp_compile_pass import compat
+from tp_compile_pass.capture import work
 from tp_compile_pass.capture.async_tensor import WaitCallSites
 from tp_compile_pass.failsafe import failing_closed
 from tp_compile_pass.inner import Inner, inner_compiler
@@ -53,6 +54,7 @@ def tp_inductor(
     return compiled
 
 
+work.install(tp_inductor)
 tp_inductor.reset = compat.reset_inductor  # type: ignore[attr-defined]  # called by torch._dynamo.reset()
 
 

@@ -193,6 +193,8 @@ class DeferredProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, size)
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._gloo)
+        if hasattr(self, "_set_default_backend"):  # torch 2.6 and later
+            self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._me, self._ranks = rank, size
 
     def getBackendName(self) -> str:  # the names below are those of c10d's bindings

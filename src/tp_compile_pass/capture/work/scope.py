@@ -1,0 +1,76 @@
+"""When a call of `dist.*` is captured, what becomes of one that is not, and that no collective gets lost.
+
+`install()` hooks into Dynamo once per process. The hooks ask, for each frame, which backend is tracing; for any but
+tp_inductor they hand the call on untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.distributed as dist
+
+from tp_compile_pass import compat_dynamo
+from tp_compile_pass.capture.work.calls import CALLS, Body, CannotCapture, group_of
+from tp_compile_pass.capture.work.handle import WorkHandle, publish
+from tp_compile_pass.compat_dynamo import Call, NotConstant, Translator, Variable
+
+_installed = False
+
+
+def install(backend: Callable[..., Any]) -> None:
+    """Captures `dist.*(async_op=True)` in whatever is compiled with `backend`. The second call does nothing."""
+    global _installed
+    if _installed or not dist.is_available():
+        return
+    _installed = True
+    concerns = partial(_concerns, backend=backend)
+    for name, (body, torch_captures_sync) in CALLS.items():
+        fn = getattr(dist, name, None) or getattr(dist.distributed_c10d, name, None)
+        if fn is not None:
+            compat_dynamo.intercept(fn, concerns, partial(_answer, body=body, torch_captures_sync=torch_captures_sync))
+    compat_dynamo.answer_isinstance(WorkHandle, dist.Work)
+    compat_dynamo.at_region_end(_complete_what_was_dropped)
+
+
+def _concerns(tx: Translator, backend: Callable[..., Any]) -> bool:
+    return compat_dynamo.traces_for(tx, backend)
+
+
+def _answer(call: Call, *, body: Body, torch_captures_sync: bool) -> Variable | None:
+    """The handle (None for a synchronous call, as in eager), or no answer, and then torch's own treatment."""
+    try:
+        asynchronous = bool(call.constant("async_op"))
+        if not asynchronous and torch_captures_sync:
+            return None
+        group = group_of(call)
+        if group.rank < 0:
+            return compat_dynamo.variable(call.tx, None)
+        handle = body(call, group)
+    except (CannotCapture, NotConstant):
+        return None
+    if not asynchronous:
+        call.inline(_wait, handle)
+        return compat_dynamo.variable(call.tx, None)
+    compat_dynamo.notes(call.tx).append((compat_dynamo.current_tracer(call.tx), handle))
+    return handle
+
+
+def _wait(handle: WorkHandle) -> None:
+    handle.wait()
+
+
+def _complete_what_was_dropped(tx: Translator, survivors: Callable[[], list[Variable]]) -> None:
+    """Waits, at the end of the graph, for every handle that traced code neither waited for nor kept: in eager its
+    collective would end just the same, and other ranks count on it."""
+    open_handles = []
+    for tracer, handle in compat_dynamo.notes(tx):
+        done = compat_dynamo.pending_attribute(tx, handle, "_done")
+        if tracer is compat_dynamo.current_tracer(tx) and done is not None and not done.as_python_constant():
+            parts = [compat_dynamo.pending_attribute(tx, handle, name) for name in ("_results", "_targets")]
+            open_handles.append((handle, parts))
+    kept = {id(variable) for variable in survivors()}
+    for handle, parts in open_handles:
+        if id(handle) not in kept:
+            compat_dynamo.inline(tx, publish, *parts)
