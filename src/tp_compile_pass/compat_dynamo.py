@@ -40,15 +40,21 @@ class Call:
         return inline(self.tx, fn, *args)
 
 
+#: Answers a call: (the call, what it would be without us) → the variable it returns.
+Answer = Callable[[Call, Callable[[], Variable]], Variable]
+
+
 class NotConstant(Exception):
     """An argument has to be known while tracing and is not. The message names it."""
 
 
 def constant(variable: Variable, name: str) -> Any:
+    variable = realized(variable)
     try:
         return _real(variable.as_python_constant())
     except (NotImplementedError, RuntimeError, torch._dynamo.exc.Unsupported):
-        value = getattr(variable, "value", NotConstant)  # enums and process groups on older versions
+        # Enums and process groups on older versions, functions on all.
+        value = getattr(variable, "value", getattr(variable, "fn", NotConstant))
         if value is NotConstant or isinstance(value, torch.Tensor):
             raise NotConstant(f"{name} is not known while tracing") from None
         return _real(value)
@@ -61,10 +67,10 @@ def _real(value: Any) -> Any:
 def intercept(
     fn: Callable[..., Any],
     concerns: Callable[[Translator], bool],
-    answer: Callable[[Call], Variable | None],
+    answer: Answer,
 ) -> None:
-    """Lets `answer` take traced calls of `fn`. Where it returns None, and wherever `concerns(tx)` is false, the call is
-    what it would be without us."""
+    """Lets `answer(call, original)` take traced calls of `fn`; `original()` is what the call would be without us, and
+    stays so wherever `concerns(tx)` is false."""
     from torch._dynamo.variables.builder import VariableBuilder
 
     dispatch = getattr(VariableBuilder, "_id_dispatch", None)
@@ -85,17 +91,32 @@ def intercept(
     table[id(fn)] = build
 
 
+def trace_p2p_ops(concerns: Callable[[Translator], bool]) -> None:
+    """Lets `dist.P2POp(...)` be traced where `concerns(tx)` holds; torch refuses it unless a flag of Dynamo's is set."""
+    from torch._dynamo import config
+
+    if not hasattr(config, "enable_p2p_compilation"):
+        return
+    import torch.distributed as dist
+
+    def construct(call: Call, original: Callable[[], Variable]) -> Variable:
+        with config.patch(enable_p2p_compilation=True):
+            return original()
+
+    intercept(dist.P2POp, concerns, construct)
+
+
 @functools.cache
-def _answering(cls: type, fn: Callable[..., Any], answer: Callable[[Call], Variable | None]) -> type:
+def _answering(cls: type, fn: Callable[..., Any], answer: Answer) -> type:
     """A subclass of the variable's class whose calls `answer` may take. A class, because variables get cloned."""
 
     def call_function(self: Any, tx: Translator, args: Any, kwargs: Any) -> Variable:
+        original = functools.partial(cls.call_function, self, tx, args, kwargs)  # type: ignore[attr-defined]
         try:
             call = Call(tx, fn, args, kwargs)
         except TypeError:  # a call that Python itself refuses
-            call = None
-        result = answer(call) if call else None
-        return cls.call_function(self, tx, args, kwargs) if result is None else result  # type: ignore[attr-defined]
+            return original()
+        return answer(call, original)
 
     return type(cls)(cls.__name__, (cls,), {"call_function": call_function, "__module__": cls.__module__})
 
@@ -128,7 +149,7 @@ def _new_mutable() -> dict[str, Any]:
     return {"mutable_local": base.MutableLocal()}  # type: ignore[attr-defined]
 
 
-def items(tx: Translator, value: Variable) -> list[Variable] | None:
+def items(value: Variable) -> list[Variable] | None:
     """The elements of a list or tuple variable; None where it is something else."""
     value = realized(value)
     found = getattr(value, "items", None)

@@ -1,5 +1,7 @@
 """Functions that use c10d's asynchronous collectives, each in a form that user code takes."""
 
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 
@@ -162,13 +164,14 @@ def futures():
 
 @case
 def the_other_methods():
-    from datetime import timedelta
+    timeout = timedelta(seconds=30)
 
     def fn(x):
         a, b = x * 2, x * 3
         first, second = dist.all_reduce(a, async_op=True), dist.all_reduce(b, async_op=True)
-        first.wait(timedelta(seconds=30))
-        second.synchronize()
+        first.wait(timeout)
+        second.synchronize()  # on gloo this alone does not wait
+        second.wait()
         done = first.is_completed(), second.is_success(), first.exception() is None
         return a, b, done
 
@@ -449,5 +452,126 @@ def under_no_grad_and_checkpoint():
 
     def fn(x):
         return checkpoint(block, x, use_reentrant=False)
+
+    return fn
+
+
+@case
+def all_gather_lists():
+    def fn(x):
+        outs, again = [torch.empty_like(x) for _ in range(2)], list(x.new_empty(2, 4, 6))
+        works = [dist.all_gather(outs, x * 2, async_op=True), dist.all_gather(again, tensor=x * 3, async_op=True)]
+        for work in works:
+            work.wait()
+        return outs, again
+
+    return fn
+
+
+@case
+def all_gather_into_views_of_one_buffer():
+    def fn(x):
+        whole = x.new_zeros(8, 6)
+        work = dist.all_gather(list(whole.split(4)), x * 2, async_op=True)
+        work.wait()
+        return whole + 1
+
+    return fn
+
+
+@case
+def reduce_scatter_and_all_to_all_lists():
+    def fn(x):
+        out, pieces = x.new_empty(2, 6), [x.new_empty(2, 6) for _ in range(2)]
+        works = [
+            dist.reduce_scatter(out, list((x * 2).chunk(2)), async_op=True),
+            dist.all_to_all(pieces, list((x * 3).chunk(2)), async_op=True),
+        ]
+        for work in works:
+            work.wait()
+        return out, pieces
+
+    return fn
+
+
+@case
+def gather_and_scatter():
+    rank = dist.get_rank()
+
+    def fn(x):
+        out, part = [torch.empty_like(x) for _ in range(2)], x.new_empty(2, 6)
+        parts = [c.clone() for c in x.chunk(2)]
+        works = [
+            dist.gather(x * 2, out if rank == 1 else None, dst=1, async_op=True),
+            dist.scatter(part, parts if rank == 0 else None, src=0, async_op=True),
+        ]
+        for work in works:
+            work.wait()
+        return (out if rank == 1 else []), part
+
+    return fn
+
+
+@case
+def barriers():
+    def fn(x):
+        t = x * 2
+        work = dist.barrier(async_op=True)
+        dist.all_reduce(t, async_op=True).wait()
+        work.wait()
+        dist.barrier()
+        return t
+
+    return fn
+
+
+@case
+def p2p_batch():
+    rank = dist.get_rank()
+
+    def fn(x):
+        received = torch.empty_like(x)
+        ops = [dist.P2POp(dist.isend, x * 2, 1 - rank), dist.P2POp(dist.irecv, received, 1 - rank)]
+        works = dist.batch_isend_irecv(ops)
+        y = x.sin()
+        for work in works:
+            work.wait()
+        return received + y
+
+    return fn
+
+
+@case
+def p2p_single():
+    rank = dist.get_rank()
+
+    def fn(x):
+        t, received = x * 2, torch.empty_like(x)
+        if rank == 0:
+            send = dist.isend(t, 1)
+            receive = dist.irecv(received, 1)
+        else:
+            receive = dist.irecv(received, 0)
+            send = dist.isend(t, dst=0)
+        y = x.sin()
+        receive.wait()
+        send.wait()
+        return received + y
+
+    return fn
+
+
+@case
+def coalesced():
+    def fn(x):
+        a, b = x * 2, x * 3
+        with dist._coalescing_manager(async_ops=True) as manager:
+            dist.all_reduce(a)
+            dist.all_reduce(b)
+        y = x.sin()
+        manager.wait()
+        with dist._coalescing_manager():
+            dist.all_reduce(y)
+        return a + b + y
 
     return fn

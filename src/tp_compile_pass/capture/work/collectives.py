@@ -53,6 +53,90 @@ def reduce_scatter_tensor(outputs: Any, inputs: Any, op: str, size: int, group: 
     return WorkHandle(results, list(outputs))
 
 
+def all_gather(outputs: Any, tensor: Any, size: int, rank: int, group: str) -> WorkHandle:
+    if len(outputs) != size:
+        raise ValueError("all_gather: one output per rank of the group is needed")
+    with torch.no_grad():
+        if all([out.numel() == tensor.numel() for out in outputs]):
+            gathered = torch.ops._c10d_functional.all_gather_into_tensor(tensor.reshape(-1), size, group)
+            return WorkHandle([gathered], [outputs])
+        # Sizes that differ from rank to rank: one broadcast from each.
+        results = [
+            torch.ops._c10d_functional.broadcast((tensor if i == rank else outputs[i]).contiguous(), i, group)
+            for i in range(size)
+        ]
+    return WorkHandle(results, list(outputs))
+
+
+def reduce_scatter(output: Any, inputs: Any, op: str, size: int, group: str) -> WorkHandle:
+    if len(inputs) != size or not all([t.numel() == output.numel() for t in inputs]):
+        raise ValueError("reduce_scatter: one input of the output's size per rank of the group is needed")
+    with torch.no_grad():
+        flat = torch.cat([t.reshape(-1) for t in inputs])
+        results = [torch.ops._c10d_functional.reduce_scatter_tensor(flat, op, size, group)]
+    return WorkHandle(results, [output])
+
+
+def all_to_all(outputs: Any, inputs: Any, group: str) -> WorkHandle:
+    with torch.no_grad():
+        flat = torch.cat([t.reshape(-1) for t in inputs])
+        results = [
+            torch.ops._c10d_functional.all_to_all_single(
+                flat, [t.numel() for t in outputs], [t.numel() for t in inputs], group
+            )
+        ]
+    return WorkHandle(results, [outputs])
+
+
+def gather(tensor: Any, outputs: Any, root: int, size: int, rank: int, group: str) -> WorkHandle:
+    """An all-to-all in which every rank sends to the root alone."""
+    with torch.no_grad():
+        sends = [tensor.numel() if i == root else 0 for i in range(size)]
+        receives = [tensor.numel() if rank == root else 0 for i in range(size)]
+        results = [torch.ops._c10d_functional.all_to_all_single(tensor.reshape(-1), receives, sends, group)]
+    return WorkHandle(results, [outputs if rank == root else None])
+
+
+def scatter(tensor: Any, inputs: Any, root: int, size: int, rank: int, group: str) -> WorkHandle:
+    """An all-to-all in which the root alone sends."""
+    with torch.no_grad():
+        flat = torch.cat([t.reshape(-1) for t in inputs]) if rank == root else tensor.new_empty(0)
+        sends = [tensor.numel() if rank == root else 0 for i in range(size)]
+        receives = [tensor.numel() if i == root else 0 for i in range(size)]
+        results = [torch.ops._c10d_functional.all_to_all_single(flat, receives, sends, group)]
+    return WorkHandle(results, [tensor])
+
+
+def barrier(device: str, group: str) -> WorkHandle:
+    """There is no functional barrier: an all_reduce of one number keeps its place among the group's collectives."""
+    with torch.no_grad():
+        token = torch.ones(1, device=device)
+        results = [torch.ops._c10d_functional.all_reduce(token, "sum", group)]
+    return WorkHandle(results, [None])
+
+
+def send(tensor: Any, peer: int, tag: int, group: str) -> WorkHandle:
+    with torch.no_grad():
+        results = [torch.ops._c10d_functional.isend(tensor.contiguous(), peer, tag, group)]
+    return WorkHandle(results, [None])
+
+
+def receive(tensor: Any, peer: int, tag: int, group: str) -> WorkHandle:
+    with torch.no_grad():
+        results = [torch.ops._c10d_functional.irecv(tensor.contiguous(), peer, tag, group)]
+    return WorkHandle(results, [tensor])
+
+
+def batch_p2p(kinds: Any, peers: Any, tags: Any, tensors: Any, group: str) -> Any:
+    with torch.no_grad():
+        results = torch.ops._c10d_functional.batch_p2p_ops(
+            kinds, peers, tags, [t.contiguous() for t in tensors], group
+        )
+    return [
+        WorkHandle([results[i]], [tensors[i] if kinds[i] == "irecv" else None]) for i in range(len(kinds))
+    ]
+
+
 def all_to_all_single(
     output: Any, tensor: Any, output_splits: Any, input_splits: Any, size: int, group: str
 ) -> WorkHandle:

@@ -18,17 +18,23 @@ import torch.distributed as dist
 
 
 def publish(results: Any, targets: Any) -> None:
-    """Waits for `results` and writes each into the user's tensor, as the backend would: unseen by autograd."""
+    """Waits for `results` and writes each where it belongs, unseen by autograd as all that c10d does: a target is one
+    tensor, a list of tensors that share the result, or None."""
     with torch.no_grad():
         for i in range(len(results)):
-            done = torch.ops._c10d_functional.wait_tensor(results[i])
-            if targets[i] is not None:
-                targets[i].copy_(done.view(targets[i].shape))
+            done, target = torch.ops._c10d_functional.wait_tensor(results[i]), targets[i]
+            if isinstance(target, (list, tuple)):
+                flat, start = done.view(-1), 0
+                for part in target:
+                    part.copy_(flat[start : start + part.numel()].view(part.shape))
+                    start += part.numel()
+            elif target is not None:
+                target.copy_(done.view(target.shape))
 
 
 class WorkHandle:
-    """A collective in flight. `results` are the functional collective's outputs, `targets` where they go (None for
-    what has no result, such as a send)."""
+    """A collective in flight. `results` are the functional collectives' outputs, `targets` where they go (see
+    `publish`)."""
 
     def __init__(self, results: Any, targets: Any) -> None:
         self._results = results
@@ -60,7 +66,13 @@ class WorkHandle:
 
     def result(self) -> Any:
         self.wait()
-        return [target for target in self._targets if target is not None]
+        found = []
+        for target in self._targets:
+            if isinstance(target, (list, tuple)):
+                found.extend(target)
+            elif target is not None:
+                found.append(target)
+        return found
 
     def get_future(self) -> FutureHandle:
         return FutureHandle(self, None)

@@ -12,7 +12,7 @@ from functools import partial
 import torch.distributed as dist
 
 from tp_compile_pass import compat_dynamo
-from tp_compile_pass.capture.work.calls import CALLS, Body, CannotCapture, group_of
+from tp_compile_pass.capture.work.calls import ALWAYS_ASYNC, CALLS, Body, CannotCapture, group_of
 from tp_compile_pass.capture.work.handle import WorkHandle, publish
 from tp_compile_pass.compat_dynamo import Call, NotConstant, Translator, Variable
 
@@ -29,7 +29,11 @@ def install(backend: Callable[..., Any]) -> None:
     for name, (body, torch_captures_sync) in CALLS.items():
         fn = getattr(dist, name, None) or getattr(dist.distributed_c10d, name, None)
         if fn is not None:
-            compat_dynamo.intercept(fn, concerns, partial(_answer, body=body, torch_captures_sync=torch_captures_sync))
+            answer = partial(
+                _answer, body=body, always_async=name in ALWAYS_ASYNC, torch_captures_sync=torch_captures_sync
+            )
+            compat_dynamo.intercept(fn, concerns, answer)
+    compat_dynamo.trace_p2p_ops(concerns)
     compat_dynamo.answer_isinstance(WorkHandle, dist.Work)
     compat_dynamo.at_region_end(_complete_what_was_dropped)
 
@@ -38,23 +42,26 @@ def _concerns(tx: Translator, backend: Callable[..., Any]) -> bool:
     return compat_dynamo.traces_for(tx, backend)
 
 
-def _answer(call: Call, *, body: Body, torch_captures_sync: bool) -> Variable | None:
-    """The handle (None for a synchronous call, as in eager), or no answer, and then torch's own treatment."""
+def _answer(
+    call: Call, original: Callable[[], Variable], *, body: Body, always_async: bool, torch_captures_sync: bool
+) -> Variable:
+    """The handle (None for a synchronous call, as in eager); torch's own treatment of what we cannot capture."""
     try:
-        asynchronous = bool(call.constant("async_op"))
+        asynchronous = always_async or bool(call.constant("async_op"))
         if not asynchronous and torch_captures_sync:
-            return None
+            return original()
         group = group_of(call)
         if group.rank < 0:
             return compat_dynamo.variable(call.tx, None)
-        handle = body(call, group)
+        answer = body(call, group)
     except (CannotCapture, NotConstant):
-        return None
+        return original()
     if not asynchronous:
-        call.inline(_wait, handle)
+        call.inline(_wait, answer)
         return compat_dynamo.variable(call.tx, None)
-    compat_dynamo.notes(call.tx).append((compat_dynamo.current_tracer(call.tx), handle))
-    return handle
+    for handle in compat_dynamo.items(answer) or [answer]:
+        compat_dynamo.notes(call.tx).append((compat_dynamo.current_tracer(call.tx), handle))
+    return answer
 
 
 def _wait(handle: WorkHandle) -> None:
