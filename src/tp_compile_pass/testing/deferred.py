@@ -107,6 +107,7 @@ class DeferredWork(dist.Work):  # type: ignore[misc]
         _issued += 1
         _pending[self._number] = self  # also keeps this object alive while only C++ holds the work
 
+    @torch.compiler.disable  # a Work of C++ is a graph break, too
     def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]
         if self._number not in _pending:
             return True
