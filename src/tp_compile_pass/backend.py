@@ -26,7 +26,7 @@ from tp_compile_pass.report.record import GraphReport
 compat.require_supported_torch()
 
 #: Passes over the graph as Dynamo captured it.
-CAPTURE_PASSES = (WaitCallSites(),)
+CAPTURE_PASSES = (WaitCallSites(), work.KeepUnused())
 
 
 def tp_inductor(
@@ -48,6 +48,8 @@ def tp_inductor(
     report = GraphReport(compat.compile_id(), tp.inner, tp.model_dump())
     inner = inner_compiler(tp, mode, inductor_options, name, config_patches, report)
     record.add(report)
+    if (captured := work.take()) is not None:
+        report.passes.append(captured)
     run_passes(CAPTURE_PASSES, gm, PassContext(tp, "captured"), report)
     compiled = _compile(gm, example_inputs, inner, tp, report)
     compat.trace_artifact("tp_compile_pass_report", record.Report([report]).to_json)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tp_compile_pass.compat import UnsupportedTorch
+from tp_compile_pass.report.source import is_library_file
 
 #: A variable of Dynamo's, and the translator that is tracing ("tx"). Private classes that differ by version.
 Variable = Any
@@ -26,6 +27,7 @@ class Call:
 
     def __init__(self, tx: Translator, fn: Callable[..., Any], args: Any, kwargs: dict[str, Variable]) -> None:
         self.tx = tx
+        self.what = f"dist.{fn.__name__}"
         self.parameters = inspect.signature(fn).parameters
         self.arguments: dict[str, Variable] = inspect.signature(fn).bind(*args, **kwargs).arguments
 
@@ -193,9 +195,11 @@ def _wrapped(compiler: Any) -> Any:
 
 
 def user_line(tx: Translator) -> tuple[str, int, str]:
-    """(file, line, function) of the code being traced."""
-    code = tx.f_code
-    return code.co_filename, int(tx.current_instruction.positions.lineno or tx.lineno or 0), code.co_name
+    """(file, line, function) of the user's code being traced: the innermost frame outside of torch and of us."""
+    while is_library_file(tx.f_code.co_filename) and getattr(tx, "parent", None) is not None:
+        tx = tx.parent
+    line = getattr(tx.current_instruction.positions, "lineno", None) or getattr(tx, "lineno", 0)
+    return tx.f_code.co_filename, int(line or 0), tx.f_code.co_name
 
 
 # ---------------------------------------------------------------------------------------------- handles and isinstance

@@ -26,6 +26,11 @@ class SourceLine:
         return f"{self.file}:{self.line}"
 
 
+def is_library_file(file: str) -> bool:
+    """Whether `file` is part of torch or of this package."""
+    return file.startswith((_TORCH_DIR, _OWN_DIR))
+
+
 def source_line(node: torch.fx.Node) -> SourceLine | None:
     """The innermost line of the user's code that led to `node`; None where tracing recorded none.
 
@@ -36,6 +41,6 @@ def source_line(node: torch.fx.Node) -> SourceLine | None:
         for m in _FRAME.finditer(node.meta.get("stack_trace") or "")
     ]
     for frame in reversed(frames):
-        if not frame.file.startswith((_TORCH_DIR, _OWN_DIR)):
+        if not is_library_file(frame.file):
             return frame
     return frames[-1] if frames else None

@@ -12,6 +12,7 @@ from functools import partial
 import torch.distributed as dist
 
 from tp_compile_pass import compat_dynamo
+from tp_compile_pass.capture.work import places
 from tp_compile_pass.capture.work.calls import ALWAYS_ASYNC, CALLS, Body, CannotCapture, group_of
 from tp_compile_pass.capture.work.handle import WorkHandle, publish
 from tp_compile_pass.compat_dynamo import Call, NotConstant, Translator, Variable
@@ -54,13 +55,16 @@ def _answer(
         if group.rank < 0:
             return compat_dynamo.variable(call.tx, None)
         answer = body(call, group)
-    except (CannotCapture, NotConstant):
+    except (CannotCapture, NotConstant) as error:
+        places.note(call.tx, call.what, str(error))
         return original()
+    places.note(call.tx, call.what)
     if not asynchronous:
         call.inline(_wait, answer)
         return compat_dynamo.variable(call.tx, None)
+    line = places.line_of(call.tx)
     for handle in compat_dynamo.items(answer) or [answer]:
-        compat_dynamo.notes(call.tx).append((compat_dynamo.current_tracer(call.tx), handle))
+        compat_dynamo.notes(call.tx).append((compat_dynamo.current_tracer(call.tx), handle, line))
     return answer
 
 
@@ -72,12 +76,13 @@ def _complete_what_was_dropped(tx: Translator, survivors: Callable[[], list[Vari
     """Waits, at the end of the graph, for every handle that traced code neither waited for nor kept: in eager its
     collective would end just the same, and other ranks count on it."""
     open_handles = []
-    for tracer, handle in compat_dynamo.notes(tx):
+    for tracer, handle, line in compat_dynamo.notes(tx):
         done = compat_dynamo.pending_attribute(tx, handle, "_done")
         if tracer is compat_dynamo.current_tracer(tx) and done is not None and not done.as_python_constant():
             parts = [compat_dynamo.pending_attribute(tx, handle, name) for name in ("_results", "_targets")]
-            open_handles.append((handle, parts))
+            open_handles.append((handle, parts, line))
     kept = {id(variable) for variable in survivors()}
-    for handle, parts in open_handles:
+    for handle, parts, line in open_handles:
         if id(handle) not in kept:
             compat_dynamo.inline(tx, publish, *parts)
+            places.note(tx, "a handle that is never waited for, completed at the graph's end", line=line)
