@@ -124,6 +124,7 @@ def _answering(cls: type, fn: Callable[..., Any], answer: Answer) -> type:
 
 
 def inline(tx: Translator, fn: Callable[..., Any], *args: Any) -> Variable:
+    """Traces `fn(*args)`, a function of ours, at this point."""
     from torch._dynamo.variables import UserFunctionVariable
 
     return UserFunctionVariable(fn).call_function(tx, [variable(tx, arg) for arg in args], {})
@@ -248,9 +249,9 @@ def pending_attribute(tx: Translator, value: Variable, name: str) -> Variable | 
     return effects.load_attr(value, name) if effects.has_pending_mutation_of_attr(value, name) else None
 
 
-def notes(tx: Translator) -> list[Any]:
+def notes(tx: Translator, name: str) -> list[Any]:
     """A list of ours that lives as long as the graph being traced."""
-    found: list[Any] = tx.output.__dict__.setdefault("_tp_compile_pass_notes", [])
+    found: list[Any] = tx.output.__dict__.setdefault(f"_tp_compile_pass_{name}", [])
     return found
 
 

@@ -4,6 +4,8 @@
     handle.py       the stand-in for Work and Future that Dynamo can trace
     collectives.py  the traced bodies: start a functional collective, hand out a handle
     calls.py        from the arguments of a dist.* call to one of those bodies
+    coalescing.py   dist._coalescing_manager
+    nn_functional.py  torch.distributed.nn.functional, which autograd sees
     places.py       what was done with each call, for the report
     lost.py         the pass that keeps collectives whose result nothing uses
 """
