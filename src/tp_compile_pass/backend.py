@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tp_compile_pass import compat
+from tp_compile_pass.capture import work
 from tp_compile_pass.capture.async_tensor import WaitCallSites
 from tp_compile_pass.failsafe import failing_closed
 from tp_compile_pass.inner import Inner, inner_compiler
@@ -25,7 +26,7 @@ from tp_compile_pass.report.record import GraphReport
 compat.require_supported_torch()
 
 #: Passes over the graph as Dynamo captured it.
-CAPTURE_PASSES = (WaitCallSites(),)
+CAPTURE_PASSES = (WaitCallSites(), work.KeepUnused())
 
 
 def tp_inductor(
@@ -52,12 +53,15 @@ def tp_inductor(
             "TORCH_CACHING_PRECOMPILE keys its cache on the source alone: what is compiled here is also loaded under "
             "another backend, and the reverse. Use a cache directory per backend"
         )
+    if (captured := work.take()) is not None:
+        report.passes.append(captured)
     run_passes(CAPTURE_PASSES, gm, PassContext(tp, "captured"), report)
     compiled = _compile(gm, example_inputs, inner, tp, report)
     compat.trace_artifact("tp_compile_pass_report", record.Report([report]).to_json)
     return compiled
 
 
+work.install(tp_inductor)
 tp_inductor.reset = compat.reset_inductor  # type: ignore[attr-defined]  # called by torch._dynamo.reset()
 
 

@@ -49,6 +49,11 @@ def example_value(node: Node) -> object:
     return node.meta.get("val") if value is None else value
 
 
+def is_tensor(node: Node) -> bool:
+    """Whether tracing recorded a tensor as the node's value."""
+    return isinstance(example_value(node), torch.Tensor)
+
+
 def is_op(node: Node, *ops: object) -> bool:
     """Whether the node calls one of `ops` (OpOverloads or OpOverloadPackets; Dynamo leaves packets in its graphs)."""
     if node.op != "call_function":

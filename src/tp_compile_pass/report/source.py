@@ -10,7 +10,7 @@ import torch
 
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
 _OWN_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_DEMO_DIR = os.path.join(_OWN_DIR, "demo") + os.sep  # holds users' code: models and call sites
+_DEMO_DIR = os.path.join(_OWN_DIR, "demo") + os.sep
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>[^\n]+))?\n(?P<code>[^\n]*)')
 
 
@@ -27,6 +27,11 @@ class SourceLine:
         return f"{self.file}:{self.line}"
 
 
+def is_library_file(file: str) -> bool:
+    """Whether `file` is part of torch or of this package (the demo's models count as the user's)."""
+    return file.startswith((_TORCH_DIR, _OWN_DIR)) and not file.startswith(_DEMO_DIR)
+
+
 def source_line(node: torch.fx.Node) -> SourceLine | None:
     """The innermost line of the user's code that led to `node`; None where tracing recorded none.
 
@@ -37,6 +42,6 @@ def source_line(node: torch.fx.Node) -> SourceLine | None:
         for m in _FRAME.finditer(node.meta.get("stack_trace") or "")
     ]
     for frame in reversed(frames):
-        if not frame.file.startswith((_TORCH_DIR, _OWN_DIR)) or frame.file.startswith(_DEMO_DIR):
+        if not is_library_file(frame.file):
             return frame
     return frames[-1] if frames else None
