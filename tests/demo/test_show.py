@@ -1,9 +1,11 @@
 """`tp-compile-pass demo`: the table, the JSON, and the exit status."""
 
+import io
 import json
 from contextlib import nullcontext
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tp_compile_pass.cli import app
@@ -78,3 +80,12 @@ def test_a_missing_compiler_is_said_once():
     result = CliRunner(env={"CXX": "no-such-compiler -O2"}).invoke(app, ["demo"])
     assert result.exit_code == 2
     assert "there is no no-such-compiler -O2" in result.output
+
+
+def test_table_fits_a_narrow_terminal():
+    outcomes = {"eager": Outcome("ok"), "inductor": Outcome("graph break"), "tp_inductor": Outcome("graph break")}
+    console = Console(width=80, file=io.StringIO())
+    console.print(show.table({name: outcomes for name in CALL_SITES}))
+    rows = [line for line in console.file.getvalue().splitlines() if line.startswith("  ")]
+    assert len(rows) == len(CALL_SITES)
+    assert all(line.count("graph break") == 2 for line in rows)

@@ -69,7 +69,7 @@ def shortcomings(results: Results) -> list[str]:
 def table(results: Results, last: int | None = None) -> RenderableType:
     """The rows in `results`, or the `last` of them: a terminal cannot redraw more than it has lines for."""
     grid = Table(box=None, padding=(0, 2, 0, 0))
-    grid.add_column("call site", no_wrap=True, overflow="ellipsis")
+    grid.add_column("call site")
     for column in COLUMNS:
         grid.add_column(column, no_wrap=True, min_width=len(column if column == EAGER else "graph break"))
     names = list(results) if last is None else list(results)[-max(last, 1) :]
@@ -80,7 +80,8 @@ def table(results: Results, last: int | None = None) -> RenderableType:
             kind = row.kind
             grid.add_row(Text(kind, "bold"))
         cells = [results[name].get(column) for column in COLUMNS]
-        grid.add_row(Text(f"  {row.code}"), *(Text(c.verdict, STYLES[c.verdict]) if c else Text("-") for c in cells))
+        code = Text(f"  {row.code}", no_wrap=True, overflow="ellipsis")
+        grid.add_row(code, *(Text(c.verdict, STYLES[c.verdict]) if c else Text("-") for c in cells))
     return grid
 
 
