@@ -75,7 +75,7 @@ def _compile(
         if tp.inner != "eager":
             report.notes.append(
                 "loaded from AOTAutograd's cache: the collectives listed are those Dynamo captured (DTensor's own are "
-                "not visible there); explain() compiles without caches"
+                "not visible there); explain() compiles without that cache"
             )
     return compiled
 

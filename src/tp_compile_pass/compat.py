@@ -170,11 +170,12 @@ def precompile_cache_is_on() -> bool:
     return bool(getattr(config, "caching_precompile", False))
 
 
-def without_caches() -> Any:
-    """A context manager under which Inductor and AOTAutograd compile anew instead of reading their caches."""
-    from torch._inductor import config
+def without_aot_cache() -> Any:
+    """A context manager under which AOTAutograd builds its graphs anew, for us to see them, instead of loading compiled
+    code. Inductor's own cache stays on: it is asked after that."""
+    from torch._functorch import config
 
-    return config.patch(force_disable_caches=True)
+    return config.patch(enable_autograd_cache=False)
 
 
 def compile_backward_at_once() -> Any:

@@ -17,8 +17,8 @@ def explain(fn: Callable[..., Any], **compile_kwargs: Any) -> Callable[..., Repo
 
     `explain(fn)(*args, **kwargs)` compiles `fn` (a function or module; one that is compiled already is compiled anew
     from its original), runs it once on the arguments and returns the Report. Every rank of the process groups that
-    `fn` communicates on has to call it, as for `fn` itself. Caches are neither read nor written, so that every graph
-    is seen; compiled code of this process is dropped (`torch._dynamo.reset()`) and is compiled again on its next call.
+    `fn` communicates on has to call it, as for `fn` itself. AOTAutograd's cache is not read, so that every
+    graph is seen; compiled code of this process is dropped (`torch._dynamo.reset()`) and is compiled again on its next call.
 
     Keywords go to `torch.compile` (dynamic, mode, options, fullgraph). The backward graph is included where the torch
     version can compile it at once (2.8 and later); before, it joins the report when `.backward()` runs.
@@ -28,7 +28,7 @@ def explain(fn: Callable[..., Any], **compile_kwargs: Any) -> Callable[..., Repo
     def run(*args: Any, **kwargs: Any) -> Report:
         compat.reset_dynamo()
         compiled = torch.compile(original, backend="tp_inductor", **compile_kwargs)
-        with record.collecting() as graphs, compat.without_caches(), compat.compile_backward_at_once():
+        with record.collecting() as graphs, compat.without_aot_cache(), compat.compile_backward_at_once():
             compiled(*args, **kwargs)
         return Report(graphs)
 

@@ -231,7 +231,10 @@ SCOPE = """
 
 def other_backend(*argv):
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCOPE), *argv], capture_output=True, text=True, timeout=300
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCOPE), *argv],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     line = next((line for line in run.stdout.splitlines() if line.startswith("RESULT")), run.stderr)
     return line.split("|")[1:]

@@ -29,9 +29,7 @@ def install(backend: Callable[..., Any]) -> None:
     _installed = True
     concerns = partial(_concerns, backend=backend)
     for name, (body, torch_captures_sync) in CALLS.items():
-        answer = partial(
-            _answer, body=body, always_async=name in ALWAYS_ASYNC, torch_captures_sync=torch_captures_sync
-        )
+        answer = partial(_answer, body=body, always_async=name in ALWAYS_ASYNC, torch_captures_sync=torch_captures_sync)
         if (fn := getattr(dist.distributed_c10d, name, None)) is not None:
             compat_dynamo.intercept(fn, concerns, answer)
     for name, body in nn_functional.FUNCTIONS.items():
