@@ -1,4 +1,4 @@
-"""Where capture ends: other backends, graph breaks, handles that leave the region or are dropped, what is left alone."""
+"""Where capture ends: other backends, graph breaks, handles that leave the region or are dropped."""
 
 import subprocess
 import sys
@@ -231,7 +231,10 @@ SCOPE = """
 
 def other_backend(*argv):
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCOPE), *argv], capture_output=True, text=True, timeout=300
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCOPE), *argv],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     line = next((line for line in run.stdout.splitlines() if line.startswith("RESULT")), run.stderr)
     return line.split("|")[1:]

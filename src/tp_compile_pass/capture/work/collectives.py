@@ -129,12 +129,8 @@ def receive(tensor: Any, peer: int, tag: int, group: str) -> WorkHandle:
 
 def batch_p2p(kinds: Any, peers: Any, tags: Any, tensors: Any, group: str) -> Any:
     with torch.no_grad():
-        results = torch.ops._c10d_functional.batch_p2p_ops(
-            kinds, peers, tags, [t.contiguous() for t in tensors], group
-        )
-    return [
-        WorkHandle([results[i]], [tensors[i] if kinds[i] == "irecv" else None]) for i in range(len(kinds))
-    ]
+        results = torch.ops._c10d_functional.batch_p2p_ops(kinds, peers, tags, [t.contiguous() for t in tensors], group)
+    return [WorkHandle([results[i]], [tensors[i] if kinds[i] == "irecv" else None]) for i in range(len(kinds))]
 
 
 def all_to_all_single(
