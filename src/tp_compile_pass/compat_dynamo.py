@@ -1,8 +1,8 @@
 """Dynamo's tracing, the private part of it that capture needs (the rest of `compat.py`; same rules, same versions).
 
-Dynamo turns every object a function touches into a `VariableTracker` ("variable" below). What is here swaps the variable
-of a chosen function for one that may answer the call itself, but only while `concerns(tx)` holds, so that code traced
-for another backend never meets it.
+Dynamo turns every object a function touches into a `VariableTracker` ("variable" below). What is here swaps the
+variable of a chosen function for one that may answer the call itself, but only while `concerns(tx)` holds, so that code
+traced for another backend never meets it.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ def intercept(
         finally:
             table[id(fn)] = build
         if concerns(builder.tx):
-            variable.__class__ = _answering(type(variable), fn, answer)
+            variable.__class__ = _answering(type(variable), fn, answer)  # type: ignore[arg-type]
         return variable
 
     table[id(fn)] = build
 
 
 def trace_p2p_ops(concerns: Callable[[Translator], bool]) -> None:
-    """Lets `dist.P2POp(...)` be traced where `concerns(tx)` holds; torch refuses it unless a flag of Dynamo's is set."""
+    """Lets `dist.P2POp(...)` be traced where `concerns(tx)` holds; torch asks for a flag of Dynamo's."""
     from torch._dynamo import config
 
     if not hasattr(config, "enable_p2p_compilation"):
@@ -109,7 +109,7 @@ def trace_p2p_ops(concerns: Callable[[Translator], bool]) -> None:
 
 
 @functools.cache
-def _answering(cls: type, fn: Callable[..., Any], answer: Answer) -> type:
+def _answering(cls: Any, fn: Callable[..., Any], answer: Answer) -> Any:
     """A subclass of the variable's class whose calls `answer` may take. A class, because variables get cloned."""
 
     def call_function(self: Any, tx: Translator, args: Any, kwargs: Any) -> Variable:
@@ -127,7 +127,9 @@ def inline(tx: Translator, fn: Callable[..., Any], *args: Any) -> Variable:
     """Traces `fn(*args)`, a function of ours, at this point."""
     from torch._dynamo.variables import UserFunctionVariable
 
-    return UserFunctionVariable(fn).call_function(tx, [variable(tx, arg) for arg in args], {})
+    return UserFunctionVariable(fn).call_function(  # type: ignore[arg-type]
+        tx, [variable(tx, arg) for arg in args], {}
+    )
 
 
 def variable(tx: Translator, value: Any) -> Variable:
@@ -218,7 +220,7 @@ def answer_isinstance(cls: type, base: type) -> None:
                 return variable(tx, True)
         return original(self, tx, arg, types)
 
-    BuiltinVariable.call_isinstance = call_isinstance
+    BuiltinVariable.call_isinstance = call_isinstance  # type: ignore[assignment, method-assign]
 
 
 def at_region_end(hook: Callable[[Translator, Callable[[], list[Variable]]], None]) -> None:
@@ -240,7 +242,7 @@ def at_region_end(hook: Callable[[Translator, Callable[[], list[Variable]]], Non
         finally:
             tx.output.should_exit = before
 
-    SideEffects.prune_dead_object_new = prune
+    SideEffects.prune_dead_object_new = prune  # type: ignore[method-assign]
 
 
 def pending_attribute(tx: Translator, value: Variable, name: str) -> Variable | None:

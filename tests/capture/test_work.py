@@ -56,12 +56,19 @@ WITH_GRAD = (
     "seen_by_autograd_as_in_eager",
     "parameter_with_requires_grad",
     "under_no_grad_and_checkpoint",
+    "nn_functional",
 )
 P2P = ("p2p_batch", "p2p_single")
 #: What a version cannot do, and why: functional send and receive came with torch 2.13.
 NOT_HERE = () if compat.has_p2p_ops() else P2P
-#: Gloo refuses these shapes in eager; NCCL and the deferred group take them.
-NOT_ON_GLOO = ("all_gather_into_stacked", "a_scalar", "reduce_scatter_tensor_stacked")
+#: Gloo refuses these in eager (on some versions); NCCL and the deferred group take them.
+NOT_ON_GLOO = (
+    "all_gather_into_stacked",
+    "a_scalar",
+    "reduce_scatter_tensor_stacked",
+    "reduce_scatter_and_all_to_all_lists",
+    "nn_functional",
+)
 
 
 def test_same_as_eager(ranks):

@@ -1,5 +1,4 @@
-"""A Megatron-style pair of tensor-parallel linear layers whose backward overlaps communication by hand: trained compiled
-and in eager, the losses and weights agree."""
+"""A Megatron-style pair of tensor-parallel layers whose backward overlaps communication, trained as in eager."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Where capture ends: other backends, graph breaks, handles that leave the region or are dropped, what is left alone."""
+"""Where capture ends: other backends, graph breaks, handles that leave the region or are dropped."""
 
 import subprocess
 import sys

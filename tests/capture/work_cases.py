@@ -47,7 +47,7 @@ def every_reduce_op():
 
     def fn(x):
         floats, ints = [x * 2 for _ in ops], [x.int() for _ in bits]
-        for t, op in zip(floats + ints, ops + bits):
+        for t, op in zip(floats + ints, ops + bits):  # noqa: B905 (Dynamo of torch 2.5 has no strict)
             dist.all_reduce(t, op=op, async_op=True).wait()
         return floats, ints
 
@@ -573,5 +573,20 @@ def coalesced():
         with dist._coalescing_manager():
             dist.all_reduce(y)
         return a + b + y
+
+    return fn
+
+
+@case
+def nn_functional():
+    """These autograd sees."""
+    import torch.distributed.nn.functional as dist_nn
+
+    def fn(x):
+        parts = dist_nn.all_gather(x.sin())
+        swapped = dist_nn.all_to_all_single(torch.empty_like(x), x.cos())
+        root = dist_nn.broadcast(x * 3, 0) + dist_nn.reduce(x * 5, 1) * dist.get_rank()
+        half = dist_nn.reduce_scatter(x.new_empty(2, 6), [c.contiguous() for c in x.exp().chunk(2)])
+        return dist_nn.all_reduce(x * 2) * (dist.get_rank() + 1), parts[0] * 2 + parts[1], swapped * 3, root, half
 
     return fn

@@ -107,7 +107,7 @@ class DeferredWork(dist.Work):  # type: ignore[misc]
         _issued += 1
         _pending[self._number] = self  # also keeps this object alive while only C++ holds the work
 
-    @torch.compiler.disable  # a Work of C++ is a graph break, too
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a Work of C++ breaks the graph, too
     def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]
         if self._number not in _pending:
             return True
@@ -187,12 +187,15 @@ def _after(future: DeferredFuture) -> DeferredFuture:
     return future
 
 
-class DeferredProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
+_ProcessGroup: Any = dist.ProcessGroup  # c10d's stubs know neither its overloads' common form nor gloo's methods
+
+
+class DeferredProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """The group. Its own gloo group, which carries the data, also answers what is not a collective."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._gloo)
         if hasattr(self, "_set_default_backend"):  # torch 2.6 and later
             self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -369,7 +372,7 @@ class DeferredProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return DeferredWork(f"{kind}{what} on group {self.group_name}", list(reads), list(writes), launch)
 
     def _all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
-        options = dist.AllreduceOptions()
+        options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op
         return self._gloo.allreduce([tensor], options)
 
@@ -399,6 +402,4 @@ def _require(kind: str, large: torch.Tensor, small: torch.Tensor, ranks: int) ->
     if large.dtype != small.dtype:
         raise TypeError(f"{kind}: input and output have types {small.dtype} and {large.dtype}")
     if large.numel() != small.numel() * ranks:
-        raise ValueError(
-            f"{kind}: {large.numel()} elements on one side are not {ranks} times the {small.numel()} there"
-        )
+        raise ValueError(f"{kind}: {large.numel()} elements are not {ranks} times {small.numel()}")

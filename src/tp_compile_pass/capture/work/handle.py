@@ -41,7 +41,7 @@ class WorkHandle:
         self._targets = targets
         self._done = False
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]
         return dist.Work
 
@@ -66,7 +66,7 @@ class WorkHandle:
 
     def result(self) -> Any:
         self.wait()
-        found = []
+        found: Any = []
         for target in self._targets:
             if isinstance(target, (list, tuple)):
                 found.extend(target)

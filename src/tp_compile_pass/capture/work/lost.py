@@ -1,7 +1,7 @@
 """Collectives whose result nothing uses: AOTAutograd would drop them, and the other ranks would wait for ever.
 
-At the end of the region, tracing itself completes a handle that nobody waited for (`scope.py`). Inside a higher-order op
-(the body of a checkpoint, a branch of cond) it cannot, and this pass at least keeps the collective.
+At the end of the region, tracing itself completes a handle that nobody waited for (`scope.py`). Inside a higher-order
+op (the body of a checkpoint, a branch of cond) it cannot, and this pass at least keeps the collective.
 """
 
 from __future__ import annotations

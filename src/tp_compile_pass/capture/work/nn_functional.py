@@ -1,5 +1,7 @@
-"""`torch.distributed.nn.functional`: collectives that autograd sees. torch refuses them under compile (2.13 and later) or
-loses their gradient (before); here each is an autograd.Function with torch's own formula, which Dynamo can trace.
+"""`torch.distributed.nn.functional`: collectives that autograd sees.
+
+torch refuses them under compile (2.13 and later) or breaks the graph (before); here each is an autograd.Function with
+torch's own formula, which Dynamo can trace.
 """
 
 from __future__ import annotations

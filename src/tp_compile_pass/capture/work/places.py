@@ -19,7 +19,7 @@ _seen: dict[str, PassResult] = {}
 
 
 def note(tx: Translator, what: str, reason: str = "", line: SourceLine | None = None) -> None:
-    """Files a call site (at `line`, else the one being traced): captured, or with the reason why it was left to torch."""
+    """Files a call site (at `line`, else the one being traced): captured, or why it was left to torch."""
     compile_id = compat.compile_id()
     while len(_seen) >= _KEPT and compile_id not in _seen:
         del _seen[next(iter(_seen))]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.nn.functional
+import torch.distributed.nn.functional as dist_nn
 
 from tp_compile_pass import compat_dynamo
 from tp_compile_pass.capture.work import coalescing, nn_functional, places
@@ -33,7 +34,7 @@ def install(backend: Callable[..., Any]) -> None:
         if (fn := getattr(dist.distributed_c10d, name, None)) is not None:
             compat_dynamo.intercept(fn, concerns, answer)
     for name, body in nn_functional.FUNCTIONS.items():
-        compat_dynamo.intercept(getattr(dist.nn.functional, name), concerns, partial(_answer_functional, body=body))
+        compat_dynamo.intercept(getattr(dist_nn, name), concerns, partial(_answer_functional, body=body))
     compat_dynamo.intercept(dist.distributed_c10d._coalescing_manager, concerns, _open_manager)
     compat_dynamo.intercept(coalescing.left, concerns, lambda call, original: coalescing.leave(call))
     compat_dynamo.trace_p2p_ops(concerns)
