@@ -117,6 +117,20 @@ def wait_tensor_op() -> torch._ops.OpOverload:
     return torch.ops._c10d_functional.wait_tensor.default
 
 
+def let_dynamo_trace_process_group(cls: type) -> None:
+    """Makes Dynamo treat instances of `cls`, a Python subclass of ProcessGroup, as process groups.
+
+    From torch 2.13 on it does so by itself; before, it knows torch's own classes only, by exact type.
+    """
+    from torch._dynamo.variables import distributed
+
+    variable = getattr(distributed, "ProcessGroupVariable", None)
+    if variable is None:
+        return
+    known = variable.is_process_group
+    variable.is_process_group = staticmethod(lambda value: type(value) is cls or known(value))
+
+
 # -------------------------------------------------------------------------------------------------- Dynamo, tracing
 def compile_id() -> str:
     """Dynamo's id of the compilation in progress ("0/1": frame 0, recompilation 1), or "" outside of one."""
