@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tp_compile_pass import compat
+from tp_compile_pass.capture import boundary
 from tp_compile_pass.capture.async_tensor import WaitCallSites
 from tp_compile_pass.failsafe import failing_closed
 from tp_compile_pass.inner import Inner, inner_compiler
@@ -65,7 +66,12 @@ def _compile(
     gm: torch.fx.GraphModule, example_inputs: list[Any], inner: Inner, tp: TPOptions, report: GraphReport
 ) -> Callable[..., Any]:
     captured = collective_records(gm, "captured")
-    compiled = inner(gm, example_inputs, partial(_observe, tp=tp, report=report))
+    entry = boundary.Plan(example_inputs, [])
+    if tp.inner != "eager":  # run as it is, a graph takes async tensors as eager code does
+        with failing_closed("resolving async inputs", tp, report):
+            entry = boundary.plan(gm, example_inputs)
+    report.boundary += entry.records
+    compiled = entry.wrap(inner(gm, entry.inputs, partial(_observe, tp=tp, report=report)))
     if not report.phases:
         report.collectives[:0] = captured
         if tp.inner != "eager":

@@ -6,6 +6,7 @@ here says so in words instead of failing with an AttributeError somewhere else.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -111,6 +112,18 @@ def is_async_collective(value: object) -> bool:
     return cls is not None and isinstance(value, cls)
 
 
+@functools.cache
+def aot_drops_async_history() -> bool:
+    """Whether AOTAutograd itself resolves AsyncCollectiveTensor inputs, with a `trigger_wait()` that loses their autograd
+    history (2.13, 2.15). Before (2.5 to 2.9) it traces through them as through any wrapper subclass.
+
+    What tells is the field of ViewAndMutationMeta that lists those inputs.
+    """
+    from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
+
+    return any(field.name.startswith("act_input_") for field in dataclasses.fields(ViewAndMutationMeta))
+
+
 def wait_tensor_op() -> torch._ops.OpOverload:
     """The op that waits for a functional collective; differentiable and cacheable, unlike a Python function."""
     async_collective_tensor()  # defines the op's Python registrations
@@ -137,6 +150,20 @@ def compile_id() -> str:
     from torch._guards import CompileContext
 
     return str(CompileContext.current_compile_id() or "")
+
+
+def with_context_of(wrapper: Any, inner: torch.Tensor) -> torch.Tensor:
+    """Returns `inner`, known to Dynamo's symbolic shapes as `wrapper`, an AsyncCollectiveTensor it stands for, was.
+
+    Without that AOTAutograd gives its sizes new symbols, which no guard knows (2.15: a guard fails on the same frame).
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    known = context.tensor_to_context.get(wrapper) if context is not None else None
+    if context is not None and known is not None:
+        context.tensor_to_context[inner] = known.inner_contexts["elem"]
+    return inner
 
 
 def reset_dynamo() -> None:
