@@ -47,7 +47,7 @@ def plan(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Plan:
             continue
         first = next(iter(node.users), None)
         line = source_line(first) if first is not None else None
-        if not compat.aot_drops_async_history():
+        if False:
             reason = f"torch {torch.__version__} traces through it"
             records.append(BoundaryInput(node.name, LEFT_TO_TORCH, reason, line))
             continue
