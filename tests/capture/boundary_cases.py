@@ -474,3 +474,19 @@ class Pair(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad.a + grad.b if isinstance(grad, TwoTensor) else grad
+
+
+@case
+def read_late_by_two_regions(compile_):
+    x, w = leaf(), weight()
+    first = compile_(lambda o, w: ((w @ w).relu().sum() + o).sin())
+    second = compile_(lambda o, w: (w.sin() @ w) + o.exp().sum() * o)
+    o = collected(x)
+    a, b = first(o, w), second(o.narrow(0, 0, 6), w)
+    return backward([a, b, o * 1], x, w)
+
+
+@case
+def read_late_without_history(compile_):
+    w = weight()
+    return backward(compile_(lambda o, w: o.view(-1, 6).t() * 2 + (w @ w).sum())(reduced(leaf()), w), w)
