@@ -64,7 +64,12 @@ tp_inductor.reset = compat.reset_inductor  # type: ignore[attr-defined]  # calle
 
 
 def _compile(
-    gm: torch.fx.GraphModule, example_inputs: list[Any], inner: Inner, tp: TPOptions, report: GraphReport, copies_inputs: str
+    gm: torch.fx.GraphModule,
+    example_inputs: list[Any],
+    inner: Inner,
+    tp: TPOptions,
+    report: GraphReport,
+    copies_inputs: str,
 ) -> Callable[..., Any]:
     captured = collective_records(gm, "captured")
     entry = boundary.Plan(example_inputs)

@@ -171,13 +171,6 @@ def storages(value: Any) -> set[int]:
     return found
 
 
-@functools.cache
-def wait_is_differentiable() -> bool:
-    """Whether `wait_tensor` in a graph passes gradients on (2.13, 2.15; not up to 2.9)."""
-    wait_tensor_op()
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key("_c10d_functional::wait_tensor", "Autograd"))
-
-
 def wait_tensor_op() -> torch._ops.OpOverload:
     """The op that waits for a functional collective; differentiable and cacheable, unlike a Python function."""
     async_collective_tensor()  # defines the op's Python registrations
@@ -267,16 +260,14 @@ def compile_backward_at_once() -> Any:
     return config.patch(force_non_lazy_backward_lowering=True)
 
 
-def without_buffer_donation() -> Any:
-    """A context manager under which AOTAutograd lets no backward graph overwrite what the forward saved for it.
+def without_locality_reordering() -> Any:
+    """A context manager under which Inductor leaves the nodes of an inference graph in their order.
 
-    A saved tensor is "donated" to the backward unless it is known to share memory with an input or output of the
-    forward. The result of a wait for an input does, and AOTAutograd does not know (2.6 to 2.15): the backward would
-    write into memory that the caller still reads. torch 2.5 has no donation.
+    It would move each producer next to its first user, counted from the outputs, and with it waits to the front.
     """
-    from torch._functorch import config
+    from torch._inductor import config
 
-    return config.patch(donated_buffer=False) if hasattr(config, "donated_buffer") else config.patch({})
+    return config.patch(reorder_for_locality=False)
 
 
 def trace_artifact(name: str, payload: Callable[[], str]) -> None:

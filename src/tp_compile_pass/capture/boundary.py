@@ -6,12 +6,16 @@ trace through the wrapper, which fails where the region returns a view of it and
 
 Here the graph is compiled for the plain tensor instead, and the compiled function is handed one that carries the
 history. It is waited for at the region's door, or where the graph allows it only at its first use (`first_use`).
+
+An input with history always waits at the door. A wait inside a training graph is unsound: AOTAutograd takes its result
+for memory of its own, saves that and lets the backward graph overwrite it (buffer donation, 2.6 and later), while the
+caller still reads the input. Up to 2.9 it has no gradient either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,10 +43,14 @@ class Plan:
     records: list[BoundaryInput] = field(default_factory=list)
     _enter: list[tuple[int, Enter]] = field(default_factory=list)
 
-    def compiling(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
         """What the graph has to be compiled under."""
-        waits_inside = any(enter is in_flight for _, enter in self._enter)
-        return compat.without_buffer_donation() if waits_inside else nullcontext()
+        if any(enter is in_flight for _, enter in self._enter):
+            with compat.without_locality_reordering():
+                yield
+        else:
+            yield
 
     def wrap(self, compiled: CompiledFn) -> CompiledFn:
         """`compiled`, called with its async inputs made plain; the very same object where there are none."""
@@ -82,8 +90,8 @@ def _first_use(gm: torch.fx.GraphModule, node: torch.fx.Node, i: int, example_in
     value = example_inputs[i]
     if not compat.is_async_collective(value):
         return f"it is inside a {type(value).__name__}"
-    if value.requires_grad and not compat.wait_is_differentiable():
-        return f"on torch {torch.__version__} a wait in a graph has no gradient"
+    if value.requires_grad:
+        return "a gradient has to pass the wait"
     memory = compat.storages(value)
     if any(not memory.isdisjoint(compat.storages(other)) for j, other in enumerate(example_inputs) if j != i):
         return "another input shares its memory"

@@ -1,9 +1,8 @@
 """Where a compiled region first reads one of its inputs, and the move of the wait to that place.
 
 An AsyncCollectiveTensor may enter a graph in flight, as the bare tensor its collective is still writing to, where the
-graph waits for it itself. That is sound where the region uses the input by value only: the wait's result then stands
-for the input everywhere, and that both are the same memory matters to nothing but buffer donation, which is switched
-off for such graphs (`compat.without_buffer_donation`).
+graph waits for it itself. Without autograd history that is sound where the region uses the input by value only: the
+wait's result then stands for the input everywhere, and that both are the same memory matters to nobody.
 """
 
 from __future__ import annotations
@@ -41,10 +40,8 @@ class FirstUse:
 
 
 def first_use(gm: GraphModule, placeholder: Node) -> FirstUse | str:
-    """Finds where `gm` first reads the async input `placeholder`, or says why it cannot be waited for there.
-
-    Requires Dynamo's graph, in which each node has its `example_value`.
-    """
+    """Finds where `gm` first reads `placeholder`, an async input without history, or says why it cannot be waited for
+    there. Requires Dynamo's graph, in which each node has its `example_value`."""
     memory = compat.storages(placeholder.meta["example_value"])
     aliases, views, reader = {placeholder}, [], None
     for node in gm.graph.nodes:
@@ -56,8 +53,6 @@ def first_use(gm: GraphModule, placeholder: Node) -> FirstUse | str:
                 return "the region returns it or a view of it"
             continue
         if reader is None and not uses and _changes_mode(node):
-            if not torch.is_grad_enabled():
-                return "the region changes the grad mode, and a wait before that would lose the gradient"
             reader = node
         if not uses:
             continue
@@ -97,12 +92,12 @@ def _works_before(gm: GraphModule, reader: Node) -> bool:
 
 
 def _changes_mode(node: Node) -> bool:
-    """Whether what stands before `node` may mean something else after it (grad mode, inference mode, functorch levels).
-
-    Such calls have no value. Autocast's have none either, and neither a wait nor a view depends on it.
-    """
+    """Whether a wait or a view before `node` may mean something else than after it: inference mode, functorch levels;
+    not autocast, nor the grad mode where there is no history. Calls that change a mode have no value."""
+    if node.op != "call_function" or walk.example_value(node) is not None:
+        return False
     name = getattr(node.target, "__name__", "")
-    return node.op == "call_function" and walk.example_value(node) is None and "autocast" not in name
+    return "autocast" not in name and name != "_set_grad_enabled"
 
 
 _WRITING_OPERATORS = {
