@@ -260,6 +260,14 @@ def compile_backward_at_once() -> Any:
     return config.patch(force_non_lazy_backward_lowering=True)
 
 
+def outside_precompile_cache() -> Any:
+    """A context manager under which AOTAutograd files nothing in torch's precompile cache, which would bring back its
+    function without what we wrap around it."""
+    from torch._dynamo import config
+
+    return config.patch(caching_precompile=False) if precompile_cache_is_on() else config.patch({})
+
+
 def without_locality_reordering() -> Any:
     """A context manager under which Inductor leaves the nodes of an inference graph in their order.
 

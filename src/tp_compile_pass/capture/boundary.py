@@ -15,7 +15,7 @@ caller still reads the input. Up to 2.9 it has no gradient either.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,10 +46,11 @@ class Plan:
     @contextmanager
     def compiling(self) -> Iterator[None]:
         """What the graph has to be compiled under."""
-        if any(enter is in_flight for _, enter in self._enter):
-            with compat.without_locality_reordering():
-                yield
-        else:
+        with ExitStack() as stack:
+            if self._enter:
+                stack.enter_context(compat.outside_precompile_cache())
+            if any(enter is in_flight for _, enter in self._enter):
+                stack.enter_context(compat.without_locality_reordering())
             yield
 
     def wrap(self, compiled: CompiledFn) -> CompiledFn:
@@ -153,4 +154,13 @@ def _entering(compiled: CompiledFn, enter: list[tuple[int, Enter]]) -> CompiledF
                 given.copy_(plain)
         return result
 
+    if hasattr(compiled, "serialize"):  # torch.compile(...).aot_compile asks for it; what it returns works in here
+        call.serialize = _cannot_be_saved  # type: ignore[attr-defined]
     return call
+
+
+def _cannot_be_saved() -> bytes:
+    raise RuntimeError(
+        "tp_inductor: this graph was compiled for an AsyncCollectiveTensor, which is made a plain tensor before each call; "
+        "a saved function would be called without that. Wait for the tensor before it enters the compiled region"
+    )
