@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tp_compile_pass import compat
-from tp_compile_pass.capture import work
+from tp_compile_pass.capture import boundary, work
 from tp_compile_pass.capture.async_tensor import WaitCallSites
 from tp_compile_pass.failsafe import failing_closed
 from tp_compile_pass.inner import Inner, inner_compiler
@@ -56,7 +56,8 @@ def tp_inductor(
     if (captured := work.take()) is not None:
         report.passes.append(captured)
     run_passes(CAPTURE_PASSES, gm, PassContext(tp, "captured"), report)
-    compiled = _compile(gm, example_inputs, inner, tp, report)
+    copies_inputs = compat.copies_inputs(mode, inductor_options, config_patches)
+    compiled = _compile(gm, example_inputs, inner, tp, report, copies_inputs)
     compat.trace_artifact("tp_compile_pass_report", record.Report([report]).to_json)
     return compiled
 
@@ -66,10 +67,21 @@ tp_inductor.reset = compat.reset_inductor  # type: ignore[attr-defined]  # calle
 
 
 def _compile(
-    gm: torch.fx.GraphModule, example_inputs: list[Any], inner: Inner, tp: TPOptions, report: GraphReport
+    gm: torch.fx.GraphModule,
+    example_inputs: list[Any],
+    inner: Inner,
+    tp: TPOptions,
+    report: GraphReport,
+    copies_inputs: str,
 ) -> Callable[..., Any]:
     captured = collective_records(gm, "captured")
-    compiled = inner(gm, example_inputs, partial(_observe, tp=tp, report=report))
+    entry = boundary.Plan(example_inputs)
+    if tp.inner != "eager":  # run as it is, a graph takes async tensors as eager code does
+        with failing_closed("resolving async inputs", tp, report):
+            entry = boundary.plan(gm, example_inputs, copies_inputs)
+    report.boundary += entry.records
+    with entry.compiling():
+        compiled = entry.wrap(inner(gm, entry.inputs, partial(_observe, tp=tp, report=report)))
     if not report.phases:
         report.collectives[:0] = captured
         if tp.inner != "eager":

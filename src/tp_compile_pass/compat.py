@@ -6,6 +6,7 @@ here says so in words instead of failing with an AttributeError somewhere else.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -66,6 +67,14 @@ def reset_inductor() -> None:
         wrapper.reset()
 
 
+def copies_inputs(mode: str | None, options: dict[str, Any], patches: dict[str, Any] | None) -> str:
+    """Why Inductor's code may read an input before the graph itself does; "" where it does not."""
+    from torch._inductor import config
+
+    settings = {**inductor_wrapper(mode, options, None).config, **(patches or {})}
+    return "CUDA graphs copy their inputs first" if settings.get("triton.cudagraphs", config.triton.cudagraphs) else ""
+
+
 def compile_fx(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -111,6 +120,57 @@ def is_async_collective(value: object) -> bool:
     return cls is not None and isinstance(value, cls)
 
 
+def holds_async(value: object) -> bool:
+    """Whether `value` is an AsyncCollectiveTensor or a wrapper subclass (a DTensor, say) with one inside."""
+    if type(value) is torch.Tensor or type(value) is torch.nn.Parameter or not isinstance(value, torch.Tensor):
+        return False
+    return is_async_collective(value) or any(map(holds_async, _inner_tensors(value).values()))
+
+
+def resolve_async(tensor: Any, wait: bool) -> torch.Tensor:
+    """`tensor` with each AsyncCollectiveTensor in it replaced by the tensor it wraps, which is waited for if `wait`."""
+    if is_async_collective(tensor):
+        return tensor.trigger_wait() if wait else tensor.elem  # type: ignore[no-any-return]
+    if not holds_async(tensor):
+        return tensor  # type: ignore[no-any-return]
+    inner = {name: resolve_async(value, wait) for name, value in _inner_tensors(tensor).items()}
+    names, context = tensor.__tensor_flatten__()
+    inner = {name: inner.get(name, getattr(tensor, name)) for name in names}
+    return type(tensor).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())  # type: ignore[no-any-return]
+
+
+def plain_like(fake: Any) -> Any:
+    """What `resolve_async` makes of a tensor, for the fake one in a graph's metadata."""
+    return resolve_async(fake, wait=False)
+
+
+def _inner_tensors(tensor: Any) -> dict[str, torch.Tensor]:
+    """The tensors that a traceable wrapper subclass consists of, by attribute; none for any other tensor."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if not is_traceable_wrapper_subclass(tensor):
+        return {}
+    values = {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+def storages(value: Any) -> set[int]:
+    """The identities of the storages behind all tensors of a nested value, those inside wrapper subclasses included."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils._pytree import tree_leaves
+
+    found: set[int] = set()
+    for leaf in tree_leaves(value):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        inner = _inner_tensors(leaf)
+        if inner:
+            found |= storages(list(inner.values()))
+        elif leaf.layout is torch.strided:
+            found.add(StorageWeakRef(leaf.untyped_storage()).cdata)
+    return found
+
+
 def wait_tensor_op() -> torch._ops.OpOverload:
     """The op that waits for a functional collective; differentiable and cacheable, unlike a Python function."""
     async_collective_tensor()  # defines the op's Python registrations
@@ -151,6 +211,28 @@ def compile_id() -> str:
     return str(CompileContext.current_compile_id() or "")
 
 
+def with_context_of(wrapper: Any, inner: torch.Tensor) -> torch.Tensor:
+    """Returns `inner`, known to Dynamo's symbolic shapes as `wrapper`, the async tensor it stands for, was.
+
+    Without that AOTAutograd gives its sizes new symbols, which no guard knows (2.15: a guard fails on the same frame).
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    known = context.tensor_to_context.get(wrapper) if context is not None else None
+    if context is not None and known is not None:
+        context.tensor_to_context[inner] = _plain_context(known, wrapper)
+    return inner
+
+
+def _plain_context(context: Any, value: Any) -> Any:
+    """A symbolic context without the layers that stand for AsyncCollectiveTensors."""
+    if is_async_collective(value):
+        return context.inner_contexts["elem"]
+    inner = {name: _plain_context(context.inner_contexts[name], part) for name, part in _inner_tensors(value).items()}
+    return dataclasses.replace(context, inner_contexts={**context.inner_contexts, **inner}) if inner else context
+
+
 def reset_dynamo() -> None:
     torch._dynamo.reset()
 
@@ -189,6 +271,24 @@ def compile_backward_at_once() -> Any:
     if not hasattr(config, "force_non_lazy_backward_lowering"):
         return config.patch({})
     return config.patch(force_non_lazy_backward_lowering=True)
+
+
+def outside_precompile_cache() -> Any:
+    """A context manager under which AOTAutograd files nothing in torch's precompile cache, which would bring back its
+    function without what we wrap around it."""
+    from torch._dynamo import config
+
+    return config.patch(caching_precompile=False) if precompile_cache_is_on() else config.patch({})
+
+
+def without_locality_reordering() -> Any:
+    """A context manager under which Inductor leaves the nodes of an inference graph in their order.
+
+    It would move each producer next to its first user, counted from the outputs, and with it waits to the front.
+    """
+    from torch._inductor import config
+
+    return config.patch(reorder_for_locality=False)
 
 
 def trace_artifact(name: str, payload: Callable[[], str]) -> None:

@@ -18,7 +18,8 @@ def explain(fn: Callable[..., Any], **compile_kwargs: Any) -> Callable[..., Repo
     `explain(fn)(*args, **kwargs)` compiles `fn` (a function or module; one that is compiled already is compiled anew
     from its original), runs it once on the arguments and returns the Report. Every rank of the process groups that
     `fn` communicates on has to call it, as for `fn` itself. AOTAutograd's cache is not read, so that every
-    graph is seen; compiled code of this process is dropped (`torch._dynamo.reset()`) and is compiled again on its next call.
+    graph is seen; compiled code of this process is dropped (`torch._dynamo.reset()`) and is compiled anew on its next
+    call.
 
     Keywords go to `torch.compile` (dynamic, mode, options, fullgraph). The backward graph is included where the torch
     version can compile it at once (2.8 and later); before, it joins the report when `.backward()` runs.

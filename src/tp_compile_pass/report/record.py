@@ -45,6 +45,17 @@ class PassResult:
 
 
 @dataclass(frozen=True)
+class BoundaryInput:
+    """An AsyncCollectiveTensor that entered a graph as its input `name`: how it was handled and, where something better
+    was not possible, the `reason`. `line` is where the region first uses it."""
+
+    name: str
+    handling: str
+    reason: str
+    line: SourceLine | None
+
+
+@dataclass(frozen=True)
 class CollectiveRecord:
     """One collective of a graph. `bytes` is the size of its result on this rank, an integer or, with dynamic shapes,
     a sympy expression as text; `phase` is "captured" for the graph as Dynamo saw it, else "forward", "backward" or
@@ -68,6 +79,7 @@ class GraphReport:
     inner: str
     options: dict[str, Any]
     passes: list[PassResult] = field(default_factory=list)
+    boundary: list[BoundaryInput] = field(default_factory=list)
     collectives: list[CollectiveRecord] = field(default_factory=list)
     #: Phases ("forward", "backward", "inference") whose graph after AOTAutograd was seen. A graph that torch loads
     #: from its AOTAutograd cache is never rebuilt, and its phases stay absent.

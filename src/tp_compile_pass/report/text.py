@@ -37,6 +37,9 @@ def _graph(graph: GraphReport, torch_version: str) -> RenderableType:
             parts.add_row(_place("  ·", place))
     if not graph.rewrites:
         parts.add_row(Text("nothing to rewrite: compiled as plain Inductor would"))
+    for entered in graph.boundary:
+        reason = f"  ({entered.reason})" if entered.reason else ""
+        parts.add_row(Text(f"async input {entered.name}: {entered.handling}  {_line(entered.line)}{reason}"))
     if graph.collectives:
         table = Table(box=None, padding=(0, 1), title="collectives", title_justify="left")
         for heading in ("phase", "kind", "group", "dtype", "shape", "bytes", "line"):
