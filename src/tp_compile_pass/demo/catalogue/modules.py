@@ -11,12 +11,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tp_compile_pass.demo.catalogue.rows import BOUNDARY, MODULE, call_site, sharded
+from tp_compile_pass.demo.catalogue.rows import BOUNDARY, MODULE, call_site, gathered, sharded
 
 
 def _lazy_input(mesh):
     group = mesh.get_group()
     return lambda x: (funcol.all_reduce(x, "sum", group),)
+
+
+def _lazy_input_with_history(mesh):
+    return lambda x: (gathered(x * 2, mesh),)
 
 
 def _lazy_dtensor_input(mesh):
@@ -47,6 +51,14 @@ def lazy_input_waited(mesh):
         if isinstance(x, AsyncCollectiveTensor):
             x = x.wait()
         return x * 2 + 1
+
+    return fn
+
+
+@call_site(BOUNDARY, "compiled(x) with a lazy x, then backward", before=_lazy_input_with_history, backward=True)
+def lazy_input_backward(mesh):
+    def fn(x):
+        return x * x + 1
 
     return fn
 
