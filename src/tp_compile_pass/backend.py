@@ -85,8 +85,10 @@ def _compile(
     observe = partial(_observe, tp=tp, report=report, goes_on=compat.ends_in_graph_break(gm))
     entry = boundary.Plan(example_inputs)
     if tp.inner != "eager":  # run as it is, a graph takes async tensors as eager code does
-        with failing_closed("resolving async inputs", tp, report):
-            entry = boundary.plan(gm, example_inputs, copies_inputs)
+        context = PassContext(tp, "captured")
+        with failing_closed("resolving async inputs", tp, report, undo=context.undo):
+            entry = boundary.plan(gm, example_inputs, context, copies_inputs)
+            context.keep()
     report.boundary += entry.records
     with entry.compiling():
         compiled = entry.wrap(inner(gm, entry.inputs, observe))

@@ -24,6 +24,7 @@ import torch
 from tp_compile_pass import compat
 from tp_compile_pass.capture.first_use import FirstUse, first_use
 from tp_compile_pass.ir import walk
+from tp_compile_pass.passes.base import PassContext
 from tp_compile_pass.report.record import BoundaryInput
 from tp_compile_pass.report.source import SourceLine, source_line
 
@@ -58,7 +59,9 @@ class Plan:
         return _entering(compiled, self._enter) if self._enter else compiled
 
 
-def plan(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], copies_inputs: str = "") -> Plan:
+def plan(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], context: PassContext, copies_inputs: str = ""
+) -> Plan:
     """Decides for each async input of `gm` how it enters, and puts waits into the graph where they belong there.
 
     `copies_inputs` is why Inductor's code may read an input before the graph runs ("" where it does not); such an input
@@ -68,6 +71,7 @@ def plan(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], copies_inputs:
     result = Plan(example_inputs)
     if not entered:
         return result
+    context.before_edit(gm)
     nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
     uses = {i: copies_inputs or _first_use(gm, nodes[i], i, example_inputs) for i in entered}
     result.inputs = list(example_inputs)
@@ -83,7 +87,6 @@ def plan(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], copies_inputs:
         if isinstance(use, FirstUse):
             use.insert_wait()
         node.meta["example_value"] = compat.plain_like(walk.example_value(node))
-    gm.recompile()
     return result
 
 
