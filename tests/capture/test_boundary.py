@@ -274,3 +274,21 @@ def test_where_no_input_is_async_the_compiled_function_itself_comes_back():
     inputs = [torch.ones(2)]
     plan = boundary.plan(gm, inputs)
     assert plan.wrap(gm.forward) == gm.forward and plan.inputs is inputs and plan.records == []
+
+
+def compiled_ahead():
+    """aot_compile for an async input: what a call gives, and how saving it is answered."""
+    o, w = boundary_cases.reduced(boundary_cases.leaf()), boundary_cases.weight().detach()
+    compiled = torch.compile(late, backend="tp_inductor", fullgraph=True).aot_compile(((o, w), {}))
+    right = same(compiled(boundary_cases.reduced(boundary_cases.leaf()), w), late(o, w))
+    try:
+        compiled.save_compiled_function("unused")
+    except RuntimeError as error:
+        return right, str(error)
+    return right, "saved"
+
+
+@pytest.mark.skipif(compat.TORCH < (2, 13), reason="no aot_compile that keeps what a backend returned")
+def test_ahead_of_time_works_here_and_saving_it_is_refused(ranks2):
+    right, answer = ranks2.run(compiled_ahead)[0]
+    assert right and "compiled for an AsyncCollectiveTensor" in answer

@@ -26,6 +26,8 @@ from tp_compile_pass.verify.trace import trace
 
 tried: Counter = Counter()
 survived: Counter = Counter()
+#: A property that failed so often is not tried again.
+MANY = 10
 GRAPHS = programs(LOCAL + NATIVE, training=False)
 
 
@@ -54,26 +56,29 @@ def broken(valid, changes, number, what):
     return [str(f) for f in findings(after, "x")] + list(differences(frozen, snapshot(after)))
 
 
-def run(name, test, until, number, examples):
+def run(name, check_one, strategies, until, number, examples):
     """Runs a property with fresh seeds until the clock says stop; returns whether it ever failed."""
-    failed = False
-    while time.monotonic() < until:
+    failures = 0
+    while time.monotonic() < until and failures < MANY:
         number += 1
+
+        def until_then(drawn):
+            if time.monotonic() < until:  # a round ends early
+                check_one(*drawn)
+
+        several = settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.shrink),
+        )
         try:
-            seed(number)(
-                settings(
-                    max_examples=examples,
-                    deadline=None,
-                    database=None,
-                    suppress_health_check=list(HealthCheck),
-                    phases=(Phase.generate, Phase.shrink),
-                )(test)
-            )()
+            seed(number)(several(given(st.tuples(*strategies))(until_then)))()
         except Exception as error:
-            failed = True
-            text = "".join(getattr(error, "__notes__", [])) or repr(error)
-            print(f"FAILED {name}, seed {number}: {type(error).__name__}: {str(error)[-3000:]}\n{text}", flush=True)
-    return failed
+            failures += 1
+            print(f"FAILED {name}, seed {number}: {str(error)[-3000:]}", *getattr(error, "__notes__", []), flush=True)
+    return failures > 0
 
 
 def main():
@@ -86,22 +91,19 @@ def main():
     until = begin + span / 4
     number = arguments.seed * 1_000_000
 
-    @given(GRAPHS, st.integers(0, 999), st.lists(st.sampled_from(LEGAL), max_size=4))
-    def random_edits(program, which, legal):
-        edits(program, which, legal)
-
-    failed = run("edits", random_edits, until, number, 200)
+    legal = st.lists(st.sampled_from(LEGAL), max_size=4)
+    failed = run("edits", edits, (GRAPHS, st.integers(0, 999), legal), until, number, 200)
     shares = {("deferred", "aot_eager"): 0.5, ("gloo", "aot_eager"): 0.6, ("deferred", "inductor"): 0.85}
     shares["gloo", "inductor"] = 1.0
     for (backend, inner), share in shares.items():
+        name = f"programs on {backend} with {inner}"
         with pool(arguments.ranks, backend) as ranks:
 
-            @given(programs())
-            def random_programs(program, ranks=ranks, inner=inner, backend=backend):
+            def equal(program, ranks=ranks, inner=inner, name=name):
                 ranks.run(check, program, {"tp.inner": inner, "tp.strict": True})
-                tried[f"programs, {backend}, {inner}"] += 1
+                tried[name] += 1
 
-            failed |= run(f"programs on {backend} with {inner}", random_programs, begin + span * share, number, 40)
+            failed |= run(name, equal, (programs(),), begin + span * share, number, 40)
     print(f"torch {torch.__version__}, seed {arguments.seed}, {(time.monotonic() - begin) / 60:.0f} min: {dict(tried)}")
     print(f"survived: {dict(survived) or 'none'}")
     sys.exit(1 if failed else 0)

@@ -56,7 +56,7 @@ class Conflict:
 @dataclass(frozen=True)
 class Leaving:
     """`start` is in flight when the graph ends. `through` is "output", "input" (it was started in place on one) or ""
-    (nothing refers to it any more). `declared`: the graph's output says that it waits by itself."""
+    (nothing refers to it any more). `declared`: its handle, or the output's type, waits wherever it goes."""
 
     start: Start
     through: str

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from tp_compile_pass import compat
 from tp_compile_pass.ir import collectives, walk
 from tp_compile_pass.ir.table import CollectiveOp
+from tp_compile_pass.report.source import of_a_handle
 from tp_compile_pass.verify.events import Conflict, Leaving, Marker, Start, Trace, Unknown
 from tp_compile_pass.verify.memory import access
 from tp_compile_pass.verify.values import NOWHERE, Flight, Value, copy_flight, either, elements, flat, leaves, union
@@ -58,8 +59,8 @@ class _Walker:
             if not start.pending:
                 continue
             through = "output" if start.pending & (returned | itself) else "input" if start.pending & outside else ""
-            free = through == "output" and not start.pending & returned
-            self.trace.leaving.append(Leaving(start, through, free))
+            known = of_a_handle(start.node) or (through == "output" and not start.pending & returned)
+            self.trace.leaving.append(Leaving(start, through, known))
             start.pending = set()
         self._writers.clear()
         self._readers.clear()
@@ -350,12 +351,8 @@ def _waits_by_itself(output: Node | None) -> set[int]:
     return {
         i
         for i, item in enumerate(items)
-        if isinstance(item, Node) and (item.meta.get(ESCAPES) or compat.is_async_collective(walk.example_value(item)))
+        if isinstance(item, Node) and compat.is_async_collective(walk.example_value(item))
     }
-
-
-#: A pass of capture/ sets `node.meta[ESCAPES] = True` on an output that its caller is known to wait for.
-ESCAPES = "tp_in_flight"
 
 
 def _apart(a: Node, b: Node) -> bool:
