@@ -11,6 +11,8 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from tp_compile_pass import compat
 from tp_compile_pass.capture import boundary, first_use
+from tp_compile_pass.options import TPOptions
+from tp_compile_pass.passes.base import PassContext
 from tp_compile_pass.report.record import clear_reports, reports
 from tp_compile_pass.testing import RankPool, deferred
 
@@ -272,7 +274,7 @@ def test_sometimes_async_sometimes_plain_compiles_once_where_torch_guards_allow(
 def test_where_no_input_is_async_the_compiled_function_itself_comes_back():
     gm = torch.fx.symbolic_trace(lambda x: x + 1)
     inputs = [torch.ones(2)]
-    plan = boundary.plan(gm, inputs)
+    plan = boundary.plan(gm, inputs, PassContext(TPOptions(), "captured"))
     assert plan.wrap(gm.forward) == gm.forward and plan.inputs is inputs and plan.records == []
 
 
