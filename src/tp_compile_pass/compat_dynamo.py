@@ -161,6 +161,14 @@ def items(value: Variable) -> list[Variable] | None:
     return list(found) if isinstance(found, (list, tuple)) else None
 
 
+def tensor_dims(value: Variable) -> int | None:
+    """The number of dimensions of a tensor variable; None where it is something else."""
+    from torch._dynamo.variables import TensorVariable
+
+    value = realized(value)
+    return value.ndim if isinstance(value, TensorVariable) else None
+
+
 def realized(value: Variable) -> Variable:
     """The variable behind a lazy one."""
     return value.realize() if hasattr(value, "realize") else value

@@ -81,3 +81,25 @@ def test_same_as_eager_through_inductor(ranks):
     names += ["reduce_scatter_tensor", "broadcast", "passed_on_by_an_autograd_function"]
     for wrong in ranks.run(differences, names, "inductor"):
         assert wrong == {}
+
+
+def _publish_without_waiting(results, targets):
+    for i in range(len(results)):
+        targets[i].copy_(results[i].view(targets[i].shape))
+
+
+def differences_without_waits():
+    from tp_compile_pass.capture.work import handle
+
+    original, handle.publish = handle.publish, _publish_without_waiting
+    try:
+        return differences(["all_reduce", "reduce_scatter_tensor"], "aot_eager")
+    finally:
+        handle.publish = original
+
+
+def test_these_tests_see_a_lost_wait():
+    with RankPool(2, "deferred", setup=deferred.register, timeout=400) as ranks:
+        for wrong in ranks.run(differences_without_waits):
+            assert list(wrong) == ["all_reduce", "reduce_scatter_tensor"]
+            assert all("nan" in text for text in wrong.values())

@@ -250,10 +250,11 @@ def into_slices_of_one_buffer():
 @case
 def all_gather_into_stacked():
     def fn(x):
-        out = x.new_empty(2, 4, 6)
+        out, synchronous = x.new_empty(2, 4, 6), x.new_empty(2, 4, 6)
         work = dist.all_gather_into_tensor(out, x * 2, async_op=True)
+        dist.all_gather_into_tensor(synchronous, x * 3)
         work.wait()
-        return out + 1
+        return out + 1, synchronous
 
     return fn
 

@@ -97,6 +97,13 @@ def all_gather_into_tensor(call: Call, group: Group) -> Variable:
     return call.inline(collectives.all_gather_into_tensor, [output], [tensor], group.size, group.name)
 
 
+def is_stacked(call: Call) -> bool:
+    """Whether one of two tensors has the ranks as an extra dimension, which torch's synchronous form cannot take."""
+    names = list(call.parameters)[:2]
+    dims = [compat_dynamo.tensor_dims(call.arguments[name]) for name in names if name in call.arguments]
+    return len(dims) == 2 and None not in dims and dims[0] != dims[1]
+
+
 def reduce_scatter_tensor(call: Call, group: Group) -> Variable:
     output, tensor = (call.arguments[name] for name in list(call.parameters)[:2])
     op = reduction(call)

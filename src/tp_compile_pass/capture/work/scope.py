@@ -15,7 +15,7 @@ import torch.distributed.nn.functional as dist_nn
 
 from tp_compile_pass import compat_dynamo
 from tp_compile_pass.capture.work import coalescing, nn_functional, places
-from tp_compile_pass.capture.work.calls import ALWAYS_ASYNC, CALLS, Body, CannotCapture, group_of
+from tp_compile_pass.capture.work.calls import ALWAYS_ASYNC, CALLS, Body, CannotCapture, group_of, is_stacked
 from tp_compile_pass.capture.work.handle import WorkHandle, publish
 from tp_compile_pass.compat_dynamo import Call, NotConstant, Translator, Variable
 
@@ -53,7 +53,7 @@ def _answer(
     try:
         asynchronous = always_async or bool(call.constant("async_op"))
         managed = bool(compat_dynamo.notes(call.tx, "managers"))
-        if not asynchronous and torch_captures_sync and not managed:
+        if not asynchronous and torch_captures_sync and not managed and not is_stacked(call):
             return original()
         group = group_of(call)
         if group.rank < 0:
