@@ -158,6 +158,20 @@ def _inner_tensors(tensor: Any) -> dict[str, torch.Tensor]:
     return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
+def is_wait_function(target: object) -> bool:
+    """Whether `target` is the Python function that torch 2.13 and later leave in Dynamo's graph for `x.wait()`."""
+    if async_collective_tensor() is None:
+        return False
+    from torch.distributed import _functional_collectives
+
+    return target is _functional_collectives.wait_tensor
+
+
+def waits_have_gradients() -> bool:
+    """Whether `wait_tensor` passes gradients on (torch 2.13 and later; checked: 2.9.1 does not, 2.13.0 does)."""
+    return TORCH >= (2, 13)
+
+
 def storages(value: Any) -> set[int]:
     """The identities of the storages behind all tensors of a nested value, those inside wrapper subclasses included."""
     from torch.multiprocessing.reductions import StorageWeakRef

@@ -7,9 +7,10 @@ trace through the wrapper, which fails where the region returns a view of it and
 Here the graph is compiled for the plain tensor instead, and the compiled function is handed one that carries the
 history. It is waited for at the region's door, or where the graph allows it only at its first use (`first_use`).
 
-An input with history always waits at the door. A wait inside a training graph is unsound: AOTAutograd takes its result
+In a training graph an input always waits at the door, for a wait inside is unsound there: AOTAutograd takes its result
 for memory of its own, saves that and lets the backward graph overwrite it (buffer donation, 2.6 and later), while the
-caller still reads the input. Up to 2.9 it has no gradient either.
+caller still reads the input. Up to 2.9 it has no gradient either. For the same reason the user's own waits of such an
+input are taken out of the graph (`_drop_waits`): they have happened at the door.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 from tp_compile_pass import compat
 from tp_compile_pass.capture.first_use import FirstUse, first_use
-from tp_compile_pass.ir import walk
+from tp_compile_pass.ir import collectives, walk
 from tp_compile_pass.passes.base import PassContext
 from tp_compile_pass.report.record import BoundaryInput
 from tp_compile_pass.report.source import SourceLine, source_line
@@ -86,6 +87,8 @@ def plan(
         )
         if isinstance(use, FirstUse):
             use.insert_wait()
+        if not late:
+            _drop_waits(gm, node, context)
         node.meta["example_value"] = compat.plain_like(walk.example_value(node))
     return result
 
@@ -94,12 +97,34 @@ def _first_use(gm: torch.fx.GraphModule, node: torch.fx.Node, i: int, example_in
     value = example_inputs[i]
     if not compat.is_async_collective(value):
         return f"it is inside a {type(value).__name__}"
-    if value.requires_grad:
-        return "a gradient has to pass the wait"
+    if torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in example_inputs):
+        return "the region is trained, and its backward may overwrite what a wait inside returns"
     memory = compat.storages(value)
     if any(not memory.isdisjoint(compat.storages(other)) for j, other in enumerate(example_inputs) if j != i):
         return "another input shares its memory"
     return first_use(gm, node)
+
+
+def _drop_waits(gm: torch.fx.GraphModule, placeholder: torch.fx.Node, context: PassContext) -> None:
+    """Takes out the waits of `placeholder` and of its views, nested graphs included: what they wait for is complete.
+
+    Up to torch 2.9 a wait in the graph has no gradient, like one in eager; a detach says the same."""
+    memory = compat.storages(walk.example_value(placeholder))
+    for module, node in list(walk.nodes(gm)):
+        if not (collectives.is_wait(node) or compat.is_wait_function(node.target)):
+            continue
+        waited = node.args[0]
+        assert isinstance(waited, torch.fx.Node)
+        if memory.isdisjoint(compat.storages(walk.example_value(waited))):
+            continue
+        context.before_edit(module)
+        result = waited
+        if not compat.waits_have_gradients():
+            with node.graph.inserting_before(node):
+                result = node.graph.call_function(torch.ops.aten.detach.default, (waited,))
+            result.meta = dict(node.meta)
+        node.replace_all_uses_with(result)
+        node.graph.erase_node(node)
 
 
 def _first_line(node: torch.fx.Node) -> SourceLine | None:
