@@ -1,16 +1,19 @@
 # make demo    what it does, on two ranks of this machine
 # make test    the tests on the default torch          (ARGS="-k wait" goes to pytest)
 # make matrix  the version-dependent tests on each torch   (VERSIONS="2.5.1 2.15.0" for some)
+# make fuzz    random programs and random graph edits   (MINUTES=60 SEED=1)
 # make lint    ruff and mypy
 # The first two set up .venv; where wheels come from is pip's own business (PIP_INDEX_URL, PIP_FIND_LINKS, …).
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix lint format clean
+.PHONY: help demo test matrix fuzz lint format clean
 
 TORCH := 2.13.0
 VERSIONS := 2.5.1 2.6.0 2.9.1 2.13.0 2.15.0
 ARGS :=
+MINUTES := 60
+SEED := 1
 # The first Python that torch has wheels for and that can make a virtual environment.
 PYTHON = $(or $(shell for python in python3 python3.12 python3.11 python3.10 python3.13; do \
 	$$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
@@ -29,6 +32,9 @@ test: .venv/.test
 
 matrix: .venv/.test
 	$(RUN) nox --sessions $(foreach version,$(VERSIONS),"matrix(torch='$(version)')") $(if $(ARGS),-- $(ARGS))
+
+fuzz: .venv/.test
+	$(RUN) tests.fuzz --minutes $(MINUTES) --seed $(SEED)
 
 lint: .venv/.test
 	$(RUN) ruff check .

@@ -18,15 +18,21 @@ from tp_compile_pass.failsafe import failing_closed
 from tp_compile_pass.inner import Inner, inner_compiler
 from tp_compile_pass.options import TPOptions
 from tp_compile_pass.passes.base import PassContext
+from tp_compile_pass.passes.contiguous_inputs import ContiguousInputs
 from tp_compile_pass.passes.pipeline import run_passes
 from tp_compile_pass.report import record
 from tp_compile_pass.report.collect import collective_records
 from tp_compile_pass.report.record import GraphReport
+from tp_compile_pass.verify.check import check_graph
+from tp_compile_pass.verify.rank_check import check_ranks
 
 compat.require_supported_torch()
 
 #: Passes over the graph as Dynamo captured it.
 CAPTURE_PASSES = (WaitCallSites(), work.KeepUnused())
+
+#: Passes over each graph that leaves AOTAutograd.
+GRAPH_PASSES = (ContiguousInputs(),) if compat.WAITS_ON_A_COPY else ()
 
 
 def tp_inductor(
@@ -56,6 +62,7 @@ def tp_inductor(
     if (captured := work.take()) is not None:
         report.passes.append(captured)
     run_passes(CAPTURE_PASSES, gm, PassContext(tp, "captured"), report)
+    check_ranks(gm, tp, report)
     copies_inputs = compat.copies_inputs(mode, inductor_options, config_patches)
     compiled = _compile(gm, example_inputs, inner, tp, report, copies_inputs)
     compat.trace_artifact("tp_compile_pass_report", record.Report([report]).to_json)
@@ -80,8 +87,9 @@ def _compile(
         with failing_closed("resolving async inputs", tp, report):
             entry = boundary.plan(gm, example_inputs, copies_inputs)
     report.boundary += entry.records
+    observe = partial(_observe, tp=tp, report=report, goes_on=compat.ends_in_graph_break(gm))
     with entry.compiling():
-        compiled = entry.wrap(inner(gm, entry.inputs, partial(_observe, tp=tp, report=report)))
+        compiled = entry.wrap(inner(gm, entry.inputs, observe))
     if not report.phases:
         report.collectives[:0] = captured
         if tp.inner != "eager":
@@ -92,8 +100,11 @@ def _compile(
     return compiled
 
 
-def _observe(gm: torch.fx.GraphModule, phase: str, *, tp: TPOptions, report: GraphReport) -> None:
-    """Sees each graph between AOTAutograd and Inductor."""
+def _observe(gm: torch.fx.GraphModule, phase: str, *, tp: TPOptions, report: GraphReport, goes_on: bool) -> None:
+    """Sees each graph between AOTAutograd and Inductor, and runs our passes over it."""
     report.phases.append(phase)
+    if tp.inner == "inductor":
+        run_passes(GRAPH_PASSES, gm, PassContext(tp, phase), report)
     with failing_closed(f"reading the {phase} graph's collectives", tp, report):
         report.collectives += collective_records(gm, phase)
+    check_graph(gm, phase, tp, report, goes_on)

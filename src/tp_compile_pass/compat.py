@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -99,6 +101,8 @@ def compile_fx(
     if "compile_region_name" in inspect.signature(module.compile_fx).parameters:
         extra["compile_region_name"] = getattr(wrapper, "name", None)
     patches = {**wrapper.config, **(config_patches or {})}
+    if WAITS_ON_A_COPY:
+        patches = mark_cache_key(patches, "tp_compile_pass.contiguous_inputs")
     compiled = module.compile_fx(gm, example_inputs, inner_compile=inner_compile, config_patches=patches, **extra)
     return cast(CompiledFn, compiled)
 
@@ -203,6 +207,129 @@ def let_dynamo_trace_process_group(cls: type) -> None:
     variable.is_process_group = staticmethod(lambda value: type(value) is cls or known(value))
 
 
+#: Inductor lowers an all_reduce of a non-contiguous tensor to one of a contiguous copy, and then waits on another
+#: buffer than the one that was sent (a silent race). Checked: 2.9.1 does; 2.5.1, 2.6.0, 2.13.0 and 2.15.0 do not. The
+#: releases between are taken to do so: what we do about it is harmless.
+WAITS_ON_A_COPY = (2, 6) < TORCH < (2, 13)
+
+
+def mark_cache_key(patches: dict[str, Any], marker: str) -> dict[str, Any]:
+    """`patches` of Inductor's config plus one that changes nothing but the keys of its caches and AOTAutograd's.
+
+    AOTAutograd's key knows the captured graph and the config only, so a graph that we edit after it needs this, or a
+    result that plain Inductor stored would be loaded instead.
+    """
+    from torch._inductor import config
+
+    if not hasattr(config, "unsafe_marked_cacheable_functions"):
+        return patches  # a release that was not checked: the keys stay as they are
+    known = {**config.unsafe_marked_cacheable_functions, **patches.get("unsafe_marked_cacheable_functions", {})}
+    return {**patches, "unsafe_marked_cacheable_functions": {**known, marker: "tp_compile_pass"}}
+
+
+def is_contiguous(value: object) -> bool:
+    """Whether a (fake) tensor is known to be contiguous; true for what is no tensor. Guards on no symbolic size."""
+    if not isinstance(value, torch.Tensor):
+        return True
+    expected: Any = 1
+    for size, step in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        size, step = _expression(size), _expression(step)
+        if size != 1 and step != expected:
+            return False
+        expected = expected * size
+    return True
+
+
+def memory_order(value: torch.Tensor) -> list[int] | None:
+    """The dimensions of a (fake) tensor, outermost in memory first; None where a stride has no known size."""
+    steps = [step.node.hint if isinstance(step, torch.SymInt) else step for step in value.stride()]
+    if any(step is None for step in steps):
+        return None
+    return sorted(range(value.dim()), key=lambda dim: (-int(steps[dim]), dim))
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def disjoint(a: object, b: object) -> bool:
+    """Whether two (fake) tensors certainly lie in different parts of one storage."""
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return False
+    try:
+        if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
+            return False
+        (low, high), (other_low, other_high) = _span(a), _span(b)
+    except (RuntimeError, NotImplementedError):  # a wrapper subclass has no storage
+        return False
+    if not all(type(end) is int for end in (low, high, other_low, other_high)):
+        return False
+    return bool(high < other_low or other_high < low)
+
+
+def _span(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """The first and the last element of its storage that `tensor` covers."""
+    reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.storage_offset(), tensor.storage_offset() + reach
+
+
+def is_dtensor(value: object) -> bool:
+    """Whether `value` is a DTensor (a real one, or a fake one from a graph's metadata). Imports nothing: a process that
+    has not loaded DTensor has none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def process_group(name: str) -> Any:
+    """The process group of this process that is called `name`; None where there is none."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    try:
+        return _resolve_process_group(name)  # type: ignore[arg-type]
+    except (RuntimeError, ValueError, LookupError):
+        return None
+
+
+def group_ranks(name: str) -> tuple[int, ...] | None:
+    """The global ranks of the process group called `name`, in its order; None where this process has no such group."""
+    group = process_group(name)
+    return None if group is None else tuple(torch.distributed.get_process_group_ranks(group))
+
+
+def world_group() -> Any:
+    """The default process group; None where there is none."""
+    distributed = torch.distributed
+    return distributed.group.WORLD if distributed.is_available() and distributed.is_initialized() else None
+
+
+def default_store(prefix: str) -> Any:
+    """The default process group's store, its keys under `prefix`; None where there are no other ranks in it."""
+    if world_group() is None or torch.distributed.get_world_size() == 1 or torch.distributed.get_backend() == "fake":
+        return None
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return torch.distributed.PrefixStore(prefix, _get_default_store())
+
+
+def mesh_groups(dtensor: Any) -> list[str]:
+    """The names of the process groups of a DTensor's mesh that this rank is in."""
+    mesh = dtensor.device_mesh
+    return [mesh.get_group(dim).group_name for dim in range(mesh.ndim)]
+
+
+def group_name_of_ranks(ranks: Sequence[int], tag: str) -> str:
+    """The name of the group that a legacy functional collective means; the ranks as text where it does not exist."""
+    from torch.distributed import distributed_c10d as c10d
+
+    resolve = getattr(c10d, "_resolve_group_name_by_ranks_and_tag", None)
+    try:
+        return str(resolve(list(ranks), tag)) if resolve is not None else f"ranks {list(ranks)} {tag}".strip()
+    except (RuntimeError, ValueError, LookupError, AssertionError):
+        return f"ranks {list(ranks)} {tag}".strip()
+
+
 # -------------------------------------------------------------------------------------------------- Dynamo, tracing
 def compile_id() -> str:
     """Dynamo's id of the compilation in progress ("0/1": frame 0, recompilation 1), or "" outside of one."""
@@ -231,6 +358,22 @@ def _plain_context(context: Any, value: Any) -> Any:
         return context.inner_contexts["elem"]
     inner = {name: _plain_context(context.inner_contexts[name], part) for name, part in _inner_tensors(value).items()}
     return dataclasses.replace(context, inner_contexts={**context.inner_contexts, **inner}) if inner else context
+
+
+def compiling_function() -> str:
+    """The function that Dynamo is compiling, as "file.py:name:line"; "" outside of a compilation."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        code = InstructionTranslator.current_tx().f_code
+    except AttributeError:
+        return ""
+    return f"{os.path.basename(code.co_filename)}:{code.co_name}:{code.co_firstlineno}"
+
+
+def ends_in_graph_break(gm: torch.fx.GraphModule) -> bool:
+    """Whether Dynamo ended this graph before the end of the function that it captures."""
+    return bool(getattr(getattr(gm, "compile_subgraph_reason", None), "graph_break", False))
 
 
 def reset_dynamo() -> None:

@@ -38,6 +38,24 @@ class TPOptions(BaseModel):
         "would have compiled it.",
     )
 
+    verify: Literal["error", "warn", "off"] = Field(
+        "error",
+        description="Check at compile time that no collective is lost, raced or reordered. A violation in the program "
+        "that is certain to be one is an error, every other a warning; `warn` makes all of them warnings. A pass of "
+        "ours that breaks a rule is undone in either case.",
+    )
+
+    rank_check: Literal["off", "warn", "error"] = Field(
+        "off",
+        description="Compare, at compile time, what the ranks of each process group will communicate. `warn` does so "
+        "in the background; `error` waits for the other ranks and raises where they differ or do not come.",
+    )
+    rank_check_timeout: float = Field(
+        300.0,
+        gt=0,
+        description="Seconds that `tp.rank_check` gives another rank to compile the same function.",
+    )
+
     @classmethod
     def split(cls, options: dict[str, Any] | None) -> tuple[TPOptions, dict[str, Any]]:
         """Separates `tp.*` from Inductor's options.

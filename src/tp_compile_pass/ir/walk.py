@@ -24,7 +24,7 @@ def nested_modules(gm: GraphModule) -> Iterator[GraphModule]:
         yield current
         for node in current.graph.nodes:
             if node.op in ("get_attr", "call_module"):
-                child = _attribute(current, node)
+                child = attribute(current, node)
                 if isinstance(child, GraphModule):
                     pending.append(child)
 
@@ -36,7 +36,8 @@ def nodes(gm: GraphModule) -> Iterator[tuple[GraphModule, Node]]:
             yield module, node
 
 
-def _attribute(gm: GraphModule, node: Node) -> object:
+def attribute(gm: GraphModule, node: Node) -> object:
+    """What a `get_attr` or `call_module` node of `gm` refers to; None where there is no such attribute."""
     value: object = gm
     for part in str(node.target).split("."):
         value = getattr(value, part, None)

@@ -71,6 +71,24 @@ class CollectiveRecord:
     line: SourceLine | None
 
 
+@dataclass(frozen=True)
+class Finding:
+    """A rule of the verifier that a graph breaks: where (`phase`, the graph node, the user's line), what is wrong and
+    what to do. `severity` is "error" where wrong numbers or a hang are certain to be possible, else "warning"."""
+
+    rule: str
+    phase: str
+    node: str
+    message: str
+    advice: str
+    severity: str
+    line: SourceLine | None
+
+    def __str__(self) -> str:
+        where = f" at {self.line}" if self.line else ""
+        return f"{self.rule}{where} ({self.phase} graph): {self.message}. {self.advice[:1].upper()}{self.advice[1:]}."
+
+
 @dataclass
 class GraphReport:
     """All that happened to one graph."""
@@ -84,6 +102,7 @@ class GraphReport:
     #: Phases ("forward", "backward", "inference") whose graph after AOTAutograd was seen. A graph that torch loads
     #: from its AOTAutograd cache is never rebuilt, and its phases stay absent.
     phases: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 

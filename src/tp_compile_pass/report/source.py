@@ -45,3 +45,8 @@ def source_line(node: torch.fx.Node) -> SourceLine | None:
         if not is_library_file(frame.file):
             return frame
     return frames[-1] if frames else None
+
+
+def of_a_handle(node: torch.fx.Node) -> bool:
+    """Whether `node` was traced from a call with `async_op=True`, whose handle knows how to wait wherever it goes."""
+    return os.path.join(_OWN_DIR, "capture", "work") in (node.meta.get("stack_trace") or "")

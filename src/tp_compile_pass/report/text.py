@@ -49,6 +49,8 @@ def _graph(graph: GraphReport, torch_version: str) -> RenderableType:
         parts.add_row(table)
     else:
         parts.add_row(Text("no collective in the graph"))
+    for finding in graph.findings:
+        parts.add_row(Text(f"{finding.severity}: {finding}", "red" if finding.severity == "error" else "yellow"))
     for note in graph.notes:
         parts.add_row(Text(f"note: {note}"))
     for warning in graph.warnings:
