@@ -1,5 +1,6 @@
 """The rules: no valid graph is rejected, every mutant is caught by the rule that is meant for it."""
 
+import broken_nested_graphs  # noqa: F401  # registers more mutants
 import pytest
 import torch
 from broken_graphs import MUTANTS
