@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch._inductor import config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from tp_compile_pass import compat, reports
+from tp_compile_pass import reports
 from tp_compile_pass.report.record import clear_reports
 from tp_compile_pass.testing import RankError, RankPool
 from tp_compile_pass.verify import rank_check
@@ -269,7 +270,7 @@ def cached():
     options = {"tp.rank_check": "error", "tp.rank_check_timeout": LONG}
     for _ in range(2):
         torch._dynamo.reset()
-        with compat.without_caches() if dist.get_rank() == 1 else nullcontext():
+        with config.patch(force_disable_caches=True) if dist.get_rank() == 1 else nullcontext():
             out = torch.compile(fn, backend="tp_inductor", options=options)(torch.ones(2, 3))
         assert out.sum() == 66
     return [text for report in reports() for text in report.graphs[0].warnings]
