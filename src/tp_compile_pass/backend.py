@@ -90,6 +90,7 @@ def _compile(
             entry = boundary.plan(gm, example_inputs, context, copies_inputs)
             context.keep()
     report.boundary += entry.records
+    observe = partial(_observe, tp=tp, report=report, goes_on=compat.ends_in_graph_break(gm))
     with entry.compiling():
         compiled = entry.wrap(inner(gm, entry.inputs, observe))
     if not report.phases:

@@ -3,11 +3,13 @@
 import os
 import time
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch._inductor import config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -266,11 +268,10 @@ def cached():
 
     clear_reports()
     options = {"tp.rank_check": "error", "tp.rank_check_timeout": LONG}
-    if dist.get_rank() == 1:
-        options["force_disable_caches"] = True
     for _ in range(2):
         torch._dynamo.reset()
-        out = torch.compile(fn, backend="tp_inductor", options=options)(torch.ones(2, 3))
+        with config.patch(force_disable_caches=True) if dist.get_rank() == 1 else nullcontext():
+            out = torch.compile(fn, backend="tp_inductor", options=options)(torch.ones(2, 3))
         assert out.sum() == 66
     return [text for report in reports() for text in report.graphs[0].warnings]
 
