@@ -479,6 +479,19 @@ class Pair(torch.autograd.Function):
 
 
 @case
+def waited_by_the_region(compile_):
+    """Inductor's backward may overwrite what a wait of an input returned, which is the caller's own tensor."""
+    w = weight(64, 64)
+    o = reduced(leaf(64, 64))
+
+    def region(o, w):
+        h = (funcol.wait_tensor(o.view(-1)) * w.view(-1)).sin() + (o.wait() * w).sin().view(-1)
+        return (h * h).sum()
+
+    return [*backward(compile_(region)(o, w), w), o * 1]
+
+
+@case
 def read_late_by_two_regions(compile_):
     x, w = leaf(), weight()
     first = compile_(lambda o, w: (w @ w).sum() + o @ w)

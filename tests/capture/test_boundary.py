@@ -31,6 +31,7 @@ THROUGH_INDUCTOR = (
     "no_grad",
     "dtensor",
     "two_regions",
+    "waited_by_the_region",
     "read_late_by_two_regions",
     "read_late_without_history",
 )
@@ -195,6 +196,7 @@ HANDLED = {
     "checkpoint": (written_in_checkpoint, boundary.AT_THE_DOOR, "nested graph that writes"),
     "view of it": (late, boundary.AT_THE_DOOR, "another input shares its memory"),
     "with history": (late, boundary.AT_THE_DOOR, "a gradient has to pass the wait"),
+    "trained": (late, boundary.AT_THE_DOOR, "the region is trained"),
     "dtensor": (lambda o, w: w.sum() * o.to_local(), boundary.AT_THE_DOOR, "it is inside a DTensor"),
     "CUDA graphs": (late, boundary.AT_THE_DOOR, "CUDA graphs copy their inputs first"),
 }
@@ -206,6 +208,8 @@ def handled(name):
     options = {"tp.inner": "aot_eager"}
     if name == "with history":
         o = boundary_cases.collected(boundary_cases.leaf())
+    if name == "trained":
+        w.requires_grad_()
     if name == "view of it":
         o, w = o.view(-1), o[:, :4]
     if name == "dtensor":

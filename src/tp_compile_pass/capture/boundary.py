@@ -97,8 +97,10 @@ def _first_use(gm: torch.fx.GraphModule, node: torch.fx.Node, i: int, example_in
     value = example_inputs[i]
     if not compat.is_async_collective(value):
         return f"it is inside a {type(value).__name__}"
+    if value.requires_grad:
+        return "a gradient has to pass the wait"
     if torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in example_inputs):
-        return "the region is trained, and its backward may overwrite what a wait inside returns"
+        return "the region is trained, and its backward may overwrite what a wait inside it returns"
     memory = compat.storages(value)
     if any(not memory.isdisjoint(compat.storages(other)) for j, other in enumerate(example_inputs) if j != i):
         return "another input shares its memory"
