@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -428,6 +429,14 @@ def compile_backward_at_once() -> Any:
     if not hasattr(config, "force_non_lazy_backward_lowering"):
         return config.patch({})
     return config.patch(force_non_lazy_backward_lowering=True)
+
+
+def with_cache_key_tag(tag: str) -> Any:
+    """A context manager under which compiled code is filed in torch's caches apart from what is compiled outside of it.
+
+    torch 2.5 has no such tag, nor an AOTAutograd cache that is on by default."""
+    config: Any = getattr(torch.compiler, "config", None)
+    return config.patch(cache_key_tag=f"{config.cache_key_tag} {tag}".strip()) if config else nullcontext()
 
 
 def outside_precompile_cache() -> Any:

@@ -275,6 +275,20 @@ def test_sometimes_async_sometimes_plain_compiles_once_where_torch_guards_allow(
     assert ranks2.run(compilations) == [1 if compat.TORCH >= (2, 15) else 2] * 2
 
 
+def alternating(order, factor):
+    for backend in order:
+        torch._dynamo.reset()
+        region = torch.compile(lambda o: o * factor + 1, backend=backend)
+        o = boundary_cases.reduced(boundary_cases.leaf())
+        torch.testing.assert_close(region(o), o * factor + 1)
+
+
+def test_caches_are_not_shared_with_plain_inductor_which_resolves_async_inputs_itself(tmp_path):
+    with RankPool(2, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}) as ranks:
+        ranks.run(alternating, ("inductor", "tp_inductor"), 2)
+        ranks.run(alternating, ("tp_inductor", "inductor"), 3)
+
+
 def test_where_no_input_is_async_the_compiled_function_itself_comes_back():
     gm = torch.fx.symbolic_trace(lambda x: x + 1)
     inputs = [torch.ones(2)]

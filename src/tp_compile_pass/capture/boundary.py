@@ -50,6 +50,8 @@ class Plan:
         """What the graph has to be compiled under."""
         with ExitStack() as stack:
             if self._enter:
+                # The graph and its inputs look as under plain Inductor, whose code waits for these inputs itself.
+                stack.enter_context(compat.with_cache_key_tag("tp_compile_pass async inputs"))
                 stack.enter_context(compat.outside_precompile_cache())
             if any(enter is in_flight for _, enter in self._enter):
                 stack.enter_context(compat.without_locality_reordering())
