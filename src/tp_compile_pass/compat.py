@@ -226,6 +226,9 @@ def let_dynamo_trace_process_group(cls: type) -> None:
 #: buffer than the one that was sent (a silent race). Checked: 2.9.1 does; 2.5.1, 2.6.0, 2.13.0 and 2.15.0 do not. The
 #: releases between are taken to do so: what we do about it is harmless.
 WAITS_ON_A_COPY = (2, 6) < TORCH < (2, 13)
+#: Whether torch traces the synchronous all_gather into a list; before, an assertion of its own breaks the graph
+#: (seen on 2.9.1).
+TRACES_ALL_GATHER_LISTS = TORCH >= (2, 13)
 
 
 def mark_cache_key(patches: dict[str, Any], marker: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -28,8 +29,9 @@ class Call:
     def __init__(self, tx: Translator, fn: Callable[..., Any], args: Any, kwargs: dict[str, Variable]) -> None:
         self.tx = tx
         self.what = f"dist.{fn.__name__}"
-        self.parameters = inspect.signature(fn).parameters
-        self.arguments: dict[str, Variable] = inspect.signature(fn).bind(*args, **kwargs).arguments
+        signature = _signature(fn)
+        self.parameters = signature.parameters
+        self.arguments: dict[str, Variable] = signature.bind(*args, **kwargs).arguments
 
     def constant(self, name: str) -> Any:
         """The value of a parameter that is known while tracing, its default included; NotConstant if it is not."""
@@ -42,6 +44,14 @@ class Call:
         return inline(self.tx, fn, *args)
 
 
+def _signature(fn: Callable[..., Any]) -> inspect.Signature:
+    """The parameters of `fn`: `args` and `kwargs` where it is written in C and does not tell."""
+    try:
+        return inspect.signature(fn)
+    except ValueError:
+        return inspect.signature(lambda *args, **kwargs: None)
+
+
 #: Answers a call: (the call, what it would be without us) → the variable it returns.
 Answer = Callable[[Call, Callable[[], Variable]], Variable]
 
@@ -51,8 +61,11 @@ class NotConstant(Exception):
 
 
 def constant(variable: Variable, name: str) -> Any:
+    """The Python value of a variable. A symbolic one gets a guard, as in an `if`."""
     variable = realized(variable)
     try:
+        if is_symbolic(variable):
+            return variable.evaluate_expr()
         return _real(variable.as_python_constant())
     except (NotImplementedError, RuntimeError, torch._dynamo.exc.Unsupported):
         # Enums and process groups on older versions, functions on all.
@@ -108,6 +121,34 @@ def trace_p2p_ops(concerns: Callable[[Translator], bool]) -> None:
     intercept(dist.P2POp, concerns, construct)
 
 
+def trace_timedelta(concerns: Callable[[Translator], bool]) -> None:
+    """Lets `timedelta(...)` of constants be traced where `concerns(tx)` holds: the timeout of a `wait()`. What is done
+    with it beyond handing it on stays torch's affair."""
+
+    def construct(call: Call, original: Callable[[], Variable]) -> Variable:
+        try:
+            args = [constant(arg, "timedelta") for arg in call.arguments.get("args", ())]
+            kwargs = {name: constant(arg, name) for name, arg in call.arguments.get("kwargs", {}).items()}
+            return _constant_object()(timedelta(*args, **kwargs))
+        except (NotConstant, TypeError, OverflowError):
+            return original()
+
+    intercept(timedelta, concerns, construct)
+
+
+@functools.cache
+def _constant_object() -> Any:
+    """The variable class of an immutable object that was made while tracing, and may outlive the graph."""
+    from torch._dynamo.variables import UserDefinedObjectVariable
+
+    def reconstruct(self: Any, codegen: Any) -> None:
+        name = codegen.tx.output.install_global_by_id("_tp_compile_pass_constant", self.value)
+        codegen.append_output(codegen.create_load_global(name, add=True))
+
+    members = {"reconstruct": reconstruct, "__module__": UserDefinedObjectVariable.__module__}
+    return type(UserDefinedObjectVariable)("ConstantObject", (UserDefinedObjectVariable,), members)
+
+
 @functools.cache
 def _answering(cls: Any, fn: Callable[..., Any], answer: Answer) -> Any:
     """A subclass of the variable's class whose calls `answer` may take. A class, because variables get cloned."""
@@ -145,6 +186,15 @@ def variable(tx: Translator, value: Any) -> Variable:
     return SourcelessBuilder.create(tx, value)
 
 
+def break_graph(tx: Translator) -> Variable:
+    """Ends the graph before the call that is being traced; with fullgraph=True that is torch's error."""
+    return inline(tx, _break)
+
+
+def _break() -> None:
+    torch._dynamo.graph_break()
+
+
 def _new_mutable() -> dict[str, Any]:
     """What marks a list as made while tracing (called mutable_local before torch 2.6)."""
     from torch._dynamo.variables import base
@@ -167,6 +217,13 @@ def tensor_dims(value: Variable) -> int | None:
 
     value = realized(value)
     return value.ndim if isinstance(value, TensorVariable) else None
+
+
+def is_symbolic(value: Variable) -> bool:
+    """Whether the variable is a size, or a number or truth computed from one, that has no fixed value."""
+    from torch._dynamo.variables import SymNodeVariable
+
+    return isinstance(realized(value), SymNodeVariable)
 
 
 def realized(value: Variable) -> Variable:
@@ -229,6 +286,34 @@ def answer_isinstance(cls: type, base: type) -> None:
         return original(self, tx, arg, types)
 
     BuiltinVariable.call_isinstance = call_isinstance  # type: ignore[assignment, method-assign]
+
+
+def at_method_call(cls: type, concerns: Callable[[Translator], bool], hook: Callable[[Translator, str], None]) -> None:
+    """Calls `hook(tx, method)` before a method of an object of `cls` that was made outside is traced, where
+    `concerns(tx)` holds."""
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    original = VariableBuilder._wrap
+
+    @functools.wraps(original)
+    def wrap(self: Any, value: Any) -> Variable:
+        variable = original(self, value)
+        if issubclass(type(value), cls) and concerns(self.tx):
+            variable.__class__ = _announcing(type(variable), hook)  # type: ignore[arg-type]
+        return variable
+
+    VariableBuilder._wrap = wrap  # type: ignore[method-assign]
+
+
+@functools.cache
+def _announcing(cls: Any, hook: Callable[[Translator, str], None]) -> Any:
+    """A subclass of the variable's class that tells `hook` of each method that is called."""
+
+    def call_method(self: Any, tx: Translator, name: str, *args: Any, **kwargs: Any) -> Variable:
+        hook(tx, name)
+        return cls.call_method(self, tx, name, *args, **kwargs)
+
+    return type(cls)(cls.__name__, (cls,), {"call_method": call_method, "__module__": cls.__module__})
 
 
 def at_region_end(hook: Callable[[Translator, Callable[[], list[Variable]]], None]) -> None:

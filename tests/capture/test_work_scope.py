@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from datetime import timedelta
 
 import pytest
 import torch
@@ -167,6 +168,20 @@ def eager_work_waited_inside():
     assert deferred.pending() == []
 
 
+def a_timeout_made_inside():
+    def fn(x):
+        timeout, t = timedelta(0, 5, milliseconds=2), x * 1
+        work = dist.all_reduce(t, async_op=True)
+        torch._dynamo.graph_break()
+        work.wait(timeout)
+        dist.all_reduce(t, async_op=True).wait(timedelta(seconds=5))
+        return t / 2, timeout, [timedelta(days=1)] * 2
+
+    t, *timeouts = compile_(fn, fullgraph=False)(mine())
+    torch.testing.assert_close(t, total())
+    assert timeouts == [timedelta(seconds=5.002), [timedelta(1), timedelta(1)]]
+
+
 def functional_names_stay_bound_to_torch():
     assert dist.all_reduce.__module__ == "torch.distributed.distributed_c10d"
 
@@ -183,6 +198,7 @@ def functional_names_stay_bound_to_torch():
         wrong_arguments_raise,
         not_known_while_tracing,
         eager_work_waited_inside,
+        a_timeout_made_inside,
         functional_names_stay_bound_to_torch,
     ],
 )

@@ -171,7 +171,7 @@ def the_other_methods():
         first, second = dist.all_reduce(a, async_op=True), dist.all_reduce(b, async_op=True)
         first.wait(timeout)
         second.synchronize()  # on gloo this alone does not wait
-        second.wait()
+        second.wait(timeout=timedelta(seconds=x.shape[0]))
         done = first.is_completed(), second.is_success()
         return a, b, done
 

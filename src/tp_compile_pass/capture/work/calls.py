@@ -219,7 +219,7 @@ CALLS: dict[str, tuple[Body, bool]] = {
     "reduce_scatter_single": (reduce_scatter_tensor, True),
     "_reduce_scatter_base": (reduce_scatter_tensor, True),
     "all_to_all_single": (all_to_all_single, True),
-    "all_gather": (all_gather, True),
+    "all_gather": (all_gather, compat.TRACES_ALL_GATHER_LISTS),
     "reduce_scatter": (reduce_scatter, False),
     "all_to_all": (all_to_all, False),
     "gather": (gather, False),

@@ -38,7 +38,9 @@ def install(backend: Callable[..., Any]) -> None:
     compat_dynamo.intercept(dist.distributed_c10d._coalescing_manager, concerns, _open_manager)
     compat_dynamo.intercept(coalescing.left, concerns, lambda call, original: coalescing.leave(call))
     compat_dynamo.trace_p2p_ops(concerns)
+    compat_dynamo.trace_timedelta(concerns)
     compat_dynamo.answer_isinstance(WorkHandle, dist.Work)
+    compat_dynamo.at_method_call(dist.Work, concerns, _note_eager_work)
     compat_dynamo.at_region_end(_complete_what_was_dropped)
 
 
@@ -52,8 +54,12 @@ def _answer(
     """The handle (None for a synchronous call, as in eager); torch's own treatment of what we cannot capture."""
     try:
         asynchronous = always_async or bool(call.constant("async_op"))
+    except NotConstant as error:  # torch's own treatment fails on it, from some versions on not by a graph break
+        places.note(call.tx, call.what, str(error))
+        return compat_dynamo.break_graph(call.tx)
+    try:
         managed = bool(compat_dynamo.notes(call.tx, "managers"))
-        if not asynchronous and torch_captures_sync and not managed and not is_stacked(call):
+        if not asynchronous and torch_captures_sync and not managed and _torch_can(call):
             return original()
         group = group_of(call)
         if group.rank < 0:
@@ -72,6 +78,12 @@ def _answer(
     if not managed:
         call.inline(_wait, answer)
     return compat_dynamo.variable(call.tx, None)
+
+
+def _torch_can(call: Call) -> bool:
+    """Whether torch's own treatment of a synchronous call, where there is one, takes these arguments."""
+    given = call.arguments.get("async_op")
+    return not is_stacked(call) and not (given is not None and compat_dynamo.is_symbolic(given))
 
 
 def _answer_functional(call: Call, original: Callable[[], Variable], *, body: Body) -> Variable:
@@ -94,6 +106,10 @@ def _open_manager(call: Call, original: Callable[[], Variable]) -> Variable:
     except NotConstant as error:
         places.note(call.tx, call.what, str(error))
         return original()
+
+
+def _note_eager_work(tx: Translator, method: str) -> None:
+    places.note(tx, f"Work.{method}", "the Work was made outside of what is compiled, by a C++ collective")
 
 
 def _wait(handle: WorkHandle) -> None:
