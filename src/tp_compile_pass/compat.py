@@ -227,7 +227,7 @@ def let_dynamo_trace_process_group(cls: type) -> None:
 #: releases between are taken to do so: what we do about it is harmless.
 WAITS_ON_A_COPY = (2, 6) < TORCH < (2, 13)
 #: Whether torch traces the synchronous all_gather into a list; before, an assertion of its own breaks the graph
-#: (seen on 2.9.1).
+#: (seen on 2.5.1 and 2.9.1).
 TRACES_ALL_GATHER_LISTS = TORCH >= (2, 13)
 
 

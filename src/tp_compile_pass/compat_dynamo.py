@@ -145,8 +145,8 @@ def _constant_object() -> Any:
         name = codegen.tx.output.install_global_by_id("_tp_compile_pass_constant", self.value)
         codegen.append_output(codegen.create_load_global(name, add=True))
 
-    members = {"reconstruct": reconstruct, "__module__": UserDefinedObjectVariable.__module__}
-    return type(UserDefinedObjectVariable)("ConstantObject", (UserDefinedObjectVariable,), members)
+    cls: Any = UserDefinedObjectVariable
+    return type(cls)("ConstantObject", (cls,), {"reconstruct": reconstruct, "__module__": cls.__module__})
 
 
 @functools.cache

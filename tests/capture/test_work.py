@@ -4,6 +4,7 @@ starts nothing before `wait()`."""
 import pytest
 import torch
 import torch.distributed as dist
+import work_list_cases  # noqa: F401 (adds its cases)
 from torch.utils._pytree import tree_leaves, tree_map_only
 from work_cases import CASES
 
