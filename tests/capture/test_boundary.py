@@ -5,6 +5,7 @@ import contextlib
 import warnings
 
 import boundary_cases
+import late_cases  # noqa: F401  # files its cases
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate
@@ -34,6 +35,7 @@ THROUGH_INDUCTOR = (
     "waited_by_the_region",
     "read_late_by_two_regions",
     "read_late_without_history",
+    "read_late_without_training",
 )
 
 
@@ -109,7 +111,7 @@ def without(what, name):
         return compare(name)
 
 
-@pytest.mark.parametrize(("what", "name"), [("door", "block"), ("first use", "read_late_without_history")])
+@pytest.mark.parametrize(("what", "name"), [("door", "block"), ("first use", "read_late_without_training")])
 def test_a_wait_taken_out_is_seen(on_deferred, what, name):
     assert on_deferred.run(without, what, name)[0] != []
 
