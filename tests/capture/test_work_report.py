@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tp_compile_pass import compat
 from tp_compile_pass.report.record import clear_reports, reports
 
 pytestmark = pytest.mark.matrix
@@ -81,7 +82,8 @@ def lists_them():
         assert found == [("dist.all_reduce", line("by size"), "")]
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         found = call_sites(not_constant, x)
-    assert ("dist.all_reduce", line("not constant"), "async_op is not known while tracing") in found
+    if compat.TORCH >= (2, 9):  # before, Dynamo makes no graph at all of a function that it must break there
+        assert ("dist.all_reduce", line("not constant"), "async_op is not known while tracing") in found
     found = call_sites(made_in_eager, x, dist.all_reduce(x, async_op=True))
     assert [(what, at) for what, at, _ in found] == [("Work.wait", line("made in eager"))]
     assert "made outside" in found[0][2]
