@@ -100,7 +100,9 @@ def differences_without_waits():
 
 
 def test_these_tests_see_a_lost_wait():
-    with RankPool(2, "deferred", setup=deferred.register, timeout=400) as ranks:
+    # Without the verifier, which would refuse the graph before any number is wrong.
+    env = {"TP_COMPILE_PASS_VERIFY": "off"}
+    with RankPool(2, "deferred", setup=deferred.register, timeout=400, env=env) as ranks:
         for wrong in ranks.run(differences_without_waits):
             assert list(wrong) == ["all_reduce", "reduce_scatter_tensor"]
             assert all("nan" in text for text in wrong.values())

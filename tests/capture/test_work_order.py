@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tp_compile_pass import compat
 from tp_compile_pass.testing import RankPool, deferred
 
 pytestmark = pytest.mark.matrix
@@ -102,7 +101,7 @@ def copies():
 
     torch._dynamo.reset()
     compiled = torch.compile(overlapped, backend="tp_inductor", fullgraph=True)
-    with compat.without_caches():
+    with torch._inductor.config.patch(force_disable_caches=True):
         _, code = run_and_get_code(compiled, torch.ones(4, 4), torch.ones(4, 4))
     body = "\n".join(code)
     body = body[body.index("def call") :]
