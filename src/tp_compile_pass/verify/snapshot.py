@@ -53,8 +53,9 @@ def snapshot(trace: Trace) -> Snapshot:
             result.order.append(_of_start(step))
         elif isinstance(step, Unknown):
             node = step.node
-            signature = f"{collectives.op_name(node) or node.target}, which may communicate"
-            result.order.append(Entry((0, node.name), signature, EVERY_GROUP, 0, source_line(node)))
+            name = collectives.op_name(node) or getattr(node.target, "__qualname__", str(node.target))
+            key = (id(node.graph), node.name)  # nested graphs repeat each other's names
+            result.order.append(Entry(key, f"{name}, which may communicate", EVERY_GROUP, 0, source_line(node)))
         elif isinstance(step, Marker):
             result.order.append(Entry((0, step.text), step.text, EVERY_GROUP, 0, None))
     result.again = [_of_start(start) for _, start in trace.again]
