@@ -343,7 +343,7 @@ def test_aot_compile(tmp_path):
 def test_a_mesh_on_a_missing_device_fails_as_in_eager(ranks2):
     for eager, ours in ranks2.run(missing_device):
         assert eager
-        assert eager in ours
+        assert eager.splitlines()[0] in ours
 
 
 def missing_device():
@@ -357,7 +357,7 @@ def missing_device():
         try:
             f(torch.ones(2), init_device_mesh("cuda", (2,)))
         except Exception as e:
-            return f"{type(e).__name__}: {str(e).splitlines()[0]}"
+            return str(e)
         return ""
 
     return error(fn), error(torch.compile(fn, backend="tp_inductor"))
