@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -340,10 +341,18 @@ def test_aot_compile(tmp_path):
     )
 
 
-def test_a_mesh_on_a_missing_device_fails_as_with_inductor(ranks2):
+def test_a_mesh_on_a_missing_device_fails_as_in_eager(ranks2):
     for eager, inductor, ours in ranks2.run(missing_device):
-        assert eager and inductor and ours
-        assert ours[:30] == inductor[:30]  # up to the addresses in it
+        assert eager
+        assert without_addresses(ours) == without_addresses(inductor)
+        if compat.TORCH == (2, 5) and "CUDA error" in ours:  # torch 2.5 words the missing driver otherwise when tracing
+            assert "CUDA driver version is insufficient" in ours and __file__ in ours
+        else:
+            assert eager.splitlines()[0] in ours
+
+
+def without_addresses(text):
+    return re.sub("0x[0-9a-f]+", "0x", text.replace("tp_inductor", "inductor"))
 
 
 def missing_device():
