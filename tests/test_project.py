@@ -1,5 +1,6 @@
 """The project hangs together: packaging, the same torch versions wherever they are named, no path of one machine."""
 
+import ast
 import re
 import subprocess
 from importlib.metadata import entry_points, version
@@ -70,3 +71,26 @@ def test_nothing_committed_belongs_to_one_machine():
 def test_python_files_stay_short():
     long = [path.name for path in _committed() if path.suffix == ".py" and path.read_text().count("\n") > 500]
     assert not long
+
+
+def private_torch(file):
+    """The private names of torch that a Python file reaches for."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)] if ast.unparse(node).startswith("torch.") else []
+        else:
+            continue
+        yield from (name for name in names if any(re.match("_(?!_)", part) for part in name.split(".")))
+
+
+def test_private_torch_apis_are_in_compat_alone():
+    package = ROOT / "src" / "tp_compile_pass"
+    files = [
+        file for file in package.rglob("*.py") if not file.name.startswith("compat") and "catalogue" not in file.parts
+    ]
+    ops = "torch.ops._c10d_functional"  # an op's name is what a graph is made of
+    found = {f"{file.name}: {name}" for file in files for name in private_torch(file) if not name.startswith(ops)}
+    assert found == set()
+    assert "torch._inductor.compile_fx" in set(private_torch(package / "compat.py"))

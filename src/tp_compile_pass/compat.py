@@ -22,6 +22,11 @@ CHECKED = ("2.5.1", "2.6.0", "2.9.1", "2.13.0", "2.15.0")
 #: torch's release as numbers, for the few places where behaviour is a property of the version alone.
 TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
+#: What FX nodes call. torch documents the classes and exports them nowhere else.
+OpOverload = torch._ops.OpOverload
+OpOverloadPacket = torch._ops.OpOverloadPacket
+HigherOrderOperator = torch._ops.HigherOrderOperator
+
 CompiledFn = Callable[..., Any]
 InnerCompile = Callable[..., Any]
 
@@ -173,10 +178,16 @@ def waits_have_gradients() -> bool:
     return TORCH >= (2, 13)
 
 
+def tree_leaves(value: Any) -> list[Any]:
+    """What nested lists, tuples and dicts hold, in order."""
+    from torch.utils._pytree import tree_leaves as leaves
+
+    return leaves(value)  # type: ignore[no-any-return]
+
+
 def storages(value: Any) -> set[int]:
     """The identities of the storages behind all tensors of a nested value, those inside wrapper subclasses included."""
     from torch.multiprocessing.reductions import StorageWeakRef
-    from torch.utils._pytree import tree_leaves
 
     found: set[int] = set()
     for leaf in tree_leaves(value):
@@ -194,6 +205,13 @@ def wait_tensor_op() -> torch._ops.OpOverload:
     """The op that waits for a functional collective; differentiable and cacheable, unlike a Python function."""
     async_collective_tensor()  # defines the op's Python registrations
     return torch.ops._c10d_functional.wait_tensor.default
+
+
+def reduce_op_name(op: object) -> str | None:
+    """How functional collectives spell a `dist.ReduceOp`; None where they have none."""
+    from torch.distributed._functional_collectives import REDUCE_OP_TO_STR
+
+    return REDUCE_OP_TO_STR.get(op)  # type: ignore[call-overload,no-any-return]
 
 
 def has_p2p_ops() -> bool:
@@ -392,10 +410,6 @@ def compiling_function() -> str:
 def ends_in_graph_break(gm: torch.fx.GraphModule) -> bool:
     """Whether Dynamo ended this graph before the end of the function that it captures."""
     return bool(getattr(getattr(gm, "compile_subgraph_reason", None), "graph_break", False))
-
-
-def reset_dynamo() -> None:
-    torch._dynamo.reset()
 
 
 def aot_autograd(gm: torch.fx.GraphModule, inputs: Sequence[Any], **compilers: Any) -> CompiledFn:

@@ -289,28 +289,32 @@ def answer_isinstance(cls: type, base: type) -> None:
 
 
 def at_method_call(cls: type, concerns: Callable[[Translator], bool], hook: Callable[[Translator, str], None]) -> None:
-    """Calls `hook(tx, method)` before a method of an object of `cls` that was made outside is traced, where
-    `concerns(tx)` holds."""
+    """Calls `hook(tx, method)` before a method of an object of the C++ class `cls` is traced, if the object was made
+    outside and `concerns(tx)` holds."""
     from torch._dynamo.variables.builder import VariableBuilder
 
     original = VariableBuilder._wrap
+    # Before torch 2.9 Dynamo looks the method up first, and then calls what it found in the class.
+    methods = {id(value): name for name, value in vars(cls).items() if type(value).__name__ == "instancemethod"}
 
     @functools.wraps(original)
     def wrap(self: Any, value: Any) -> Variable:
         variable = original(self, value)
-        if issubclass(type(value), cls) and concerns(self.tx):
-            variable.__class__ = _announcing(type(variable), hook)  # type: ignore[arg-type]
+        method = methods.get(id(value), "")
+        if (method or issubclass(type(value), cls)) and concerns(self.tx):
+            variable.__class__ = _announcing(type(variable), hook, method)  # type: ignore[arg-type]
         return variable
 
     VariableBuilder._wrap = wrap  # type: ignore[method-assign]
 
 
 @functools.cache
-def _announcing(cls: Any, hook: Callable[[Translator, str], None]) -> Any:
-    """A subclass of the variable's class that tells `hook` of each method that is called."""
+def _announcing(cls: Any, hook: Callable[[Translator, str], None], method: str) -> Any:
+    """A subclass of the variable's class that tells `hook` of each method that is called; of `method` where the
+    variable is that method itself."""
 
     def call_method(self: Any, tx: Translator, name: str, *args: Any, **kwargs: Any) -> Variable:
-        hook(tx, name)
+        hook(tx, method or name)
         return cls.call_method(self, tx, name, *args, **kwargs)
 
     return type(cls)(cls.__name__, (cls,), {"call_method": call_method, "__module__": cls.__module__})

@@ -18,7 +18,7 @@ def explain(fn: Callable[..., Any], **compile_kwargs: Any) -> Callable[..., Repo
     `explain(fn)(*args, **kwargs)` compiles `fn` (a function or module; one that is compiled already is compiled anew
     from its original), runs it once on the arguments and returns the Report. Every rank of the process groups that
     `fn` communicates on has to call it, as for `fn` itself. AOTAutograd's cache is not read, so that every
-    graph is seen; compiled code of this process is dropped (`torch._dynamo.reset()`) and is compiled anew on its next
+    graph is seen; compiled code of this process is dropped (`torch.compiler.reset()`) and is compiled anew on its next
     call.
 
     Keywords go to `torch.compile` (dynamic, mode, options, fullgraph). The backward graph is included where the torch
@@ -27,7 +27,7 @@ def explain(fn: Callable[..., Any], **compile_kwargs: Any) -> Callable[..., Repo
     original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
 
     def run(*args: Any, **kwargs: Any) -> Report:
-        compat.reset_dynamo()
+        torch.compiler.reset()
         compiled = torch.compile(original, backend="tp_inductor", **compile_kwargs)
         with record.collecting() as graphs, compat.without_aot_cache(), compat.compile_backward_at_once():
             compiled(*args, **kwargs)

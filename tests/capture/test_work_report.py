@@ -84,8 +84,6 @@ def lists_them():
         found = call_sites(not_constant, x)
     if compat.TORCH >= (2, 9):  # before, Dynamo makes no graph at all of a function that it must break there
         assert ("dist.all_reduce", line("not constant"), "async_op is not known while tracing") in found
-    if compat.TORCH < (2, 9):
-        return
     found = call_sites(made_in_eager, x, dist.all_reduce(x, async_op=True))
     assert [(what, at) for what, at, _ in found] == [("Work.wait", line("made in eager"))]
     assert "made outside" in found[0][2]

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from tp_compile_pass import compat
 from tp_compile_pass.ir import walk
@@ -61,11 +60,11 @@ def first_use(gm: GraphModule, placeholder: Node) -> FirstUse | str:
             return "the region writes to it"
         if value is None:
             return f"tracing recorded no value for {node.name}"
-        if isinstance(node.target, torch._ops.HigherOrderOperator) and _writes_inside(gm):
+        if isinstance(node.target, compat.HigherOrderOperator) and _writes_inside(gm):
             return "the region hands it to a nested graph that writes to its inputs"
         if not memory.isdisjoint(compat.storages(value)):
             aliases.add(node)
-            if reader is None and all(map(compat.is_async_collective, pytree.tree_leaves(value))):
+            if reader is None and all(map(compat.is_async_collective, compat.tree_leaves(value))):
                 views.append(node)
                 continue
         reader = reader or node
@@ -111,7 +110,7 @@ _WRITING_OPERATORS = {
 def _writes(node: Node) -> bool:
     """Whether `node`, by what it is called, writes to one of its arguments."""
     target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, compat.OpOverload):
         return target._schema.is_mutable
     if node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True:
         return True
@@ -123,7 +122,7 @@ def _written(node: Node) -> bool:
     """Whether tracing wrote to the node's value; seen by its version, whatever form the write had."""
     return any(
         isinstance(value, torch.Tensor) and not value.is_inference() and value._version > 0
-        for value in pytree.tree_leaves(walk.example_value(node))
+        for value in compat.tree_leaves(walk.example_value(node))
     )
 
 

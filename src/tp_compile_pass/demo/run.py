@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
 
 from tp_compile_pass import compat
 from tp_compile_pass.demo.catalogue import CALL_SITES, CallSite
@@ -103,7 +102,7 @@ def _results(row: CallSite, mesh: DeviceMesh, backend: str = "") -> list[torch.T
         x = (torch.arange(6.0).reshape(2, 3) + call) * (mesh.get_local_rank() + 1) + 1
         x.requires_grad_(row.backward)
         out = fn(*row.before(mesh)(x)) if row.before else fn(x)
-        tensors = [leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in tree_leaves(out)]
+        tensors = [leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in compat.tree_leaves(out)]
         tensors = [tensor * 1 for tensor in tensors]  # waits where nobody did yet
         results += [tensor.detach() for tensor in tensors]
         if row.backward:

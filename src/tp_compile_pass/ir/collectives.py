@@ -21,8 +21,8 @@ def op_name(node: Node) -> str:
 
 
 def _qualified(op: Any) -> str:
-    packet = op.overloadpacket if isinstance(op, torch._ops.OpOverload) else op
-    return str(packet._qualified_op_name) if isinstance(packet, torch._ops.OpOverloadPacket) else ""
+    packet = op.overloadpacket if isinstance(op, compat.OpOverload) else op
+    return str(packet._qualified_op_name) if isinstance(packet, compat.OpOverloadPacket) else ""
 
 
 def schema_of(node: Node) -> torch.FunctionSchema | None:
@@ -30,9 +30,9 @@ def schema_of(node: Node) -> torch.FunctionSchema | None:
     target: Any = node.target
     if node.op != "call_function":
         return None
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if isinstance(target, compat.OpOverloadPacket):
         target = getattr(target, "default", None)
-    return target._schema if isinstance(target, torch._ops.OpOverload) else None
+    return target._schema if isinstance(target, compat.OpOverload) else None
 
 
 def collective_op(node: Node) -> CollectiveOp | None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
+from tp_compile_pass import compat
+
 
 def nested_modules(gm: GraphModule) -> Iterator[GraphModule]:
     """`gm` and every GraphModule that a `get_attr` or `call_module` node reaches from it, each once, outer first.
@@ -60,5 +62,5 @@ def is_op(node: Node, *ops: object) -> bool:
     if node.op != "call_function":
         return False
     target = node.target
-    packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+    packet = target.overloadpacket if isinstance(target, compat.OpOverload) else target
     return target in ops or packet in ops

@@ -213,4 +213,4 @@ def _serve(
             check, args = pipe.recv()
         except (EOFError, OSError):
             os._exit(0)  # the pool is closed; do not wait for the other ranks in a destructor
-        torch._dynamo.reset()
+        torch.compiler.reset()

@@ -54,10 +54,8 @@ def _name_of(group: dist.ProcessGroup) -> str:
 
 def reduction(call: Call) -> str:
     """The reduce op as functional collectives spell it."""
-    from torch.distributed._functional_collectives import REDUCE_OP_TO_STR
-
     op = call.constant("op")
-    name = REDUCE_OP_TO_STR.get(op) if not isinstance(op, str) else op
+    name = compat.reduce_op_name(op) if not isinstance(op, str) else op
     if name is None:
         raise CannotCapture(f"no functional collective reduces by {op}")
     return name
