@@ -31,6 +31,7 @@ class Program:
     steps: tuple[tuple, ...]
     training: bool = False
     seed: int = 0
+    dynamic: bool = False
 
 
 # ----------------------------------------------------------------------------------------------------- collectives
@@ -127,16 +128,38 @@ def lazy(kind, x, group):
 
 def handle(kind, x, group):
     """The same through torch.distributed with async_op=True."""
-    if kind % 2:
-        out = torch.empty(N * dist.get_world_size(group), N)
-        work = dist.all_gather_into_tensor(out, x.contiguous(), group=group, async_op=True)
+    ranks, sent = dist.get_world_size(group), x.clone(memory_format=torch.contiguous_format)
+    wide = sent.repeat(ranks, 1)
+    if kind == 0:
+        out, works = sent, [dist.all_reduce(sent, group=group, async_op=True)]
+    elif kind == 1:
+        out = torch.empty(N * ranks, N)
+        works = [dist.all_gather_into_tensor(out, sent, group=group, async_op=True)]
+    elif kind == 2:
+        out = torch.empty(N, N)
+        works = [dist.reduce_scatter_tensor(out, wide, group=group, async_op=True)]
+    elif kind == 3:
+        out = torch.empty_like(wide)
+        works = [dist.all_to_all_single(out, wide, group=group, async_op=True)]
+    elif kind == 4:
+        out, works = sent, [dist.broadcast(sent, dist.get_global_rank(group, 0), group=group, async_op=True)]
+    elif kind == 5:  # a part of a buffer
+        out = wide
+        works = [dist.all_reduce(wide[:N], group=group, async_op=True)]
+    elif kind == 6:  # two in flight, waited for in reverse
+        out, other = sent, x * 0.5
+        works = [dist.all_reduce(t, op=dist.ReduceOp.MAX, group=group, async_op=True) for t in (other, sent)]
     else:
-        out = x.clone(memory_format=torch.contiguous_format)
-        work = dist.all_reduce(out, group=group, async_op=True)
+        out, pieces = wide, list(wide.split(N))
+        with dist._coalescing_manager(group=group, async_ops=True) as manager:
+            for piece in pieces:
+                dist.all_reduce(piece, group=group)
+        works = [manager]
 
     def finish():
-        work.wait()
-        return out[:N]
+        for work in works[::-1]:
+            work.wait()
+        return out[:N] * 0.5
 
     return InFlight(finish)
 
@@ -224,7 +247,8 @@ def programs(draw, names=None, training=None):
     chosen = names or LOCAL + (TRAINING if train else INFERENCE)
     number = st.integers(0, 7)
     step = st.tuples(st.sampled_from(chosen), number, number)
-    return Program(tuple(draw(st.lists(step, min_size=1, max_size=10))), train, draw(st.integers(0, 99)))
+    steps = draw(st.lists(step, min_size=1, max_size=10))
+    return Program(tuple(steps), train, draw(st.integers(0, 99)), draw(st.booleans()))
 
 
 def traced(program):
@@ -266,7 +290,7 @@ def check(program, options):
 
     want = call(meaning)
     torch._dynamo.reset()
-    got = call(torch.compile(meaning, backend="tp_inductor", options=options))
+    got = call(torch.compile(meaning, backend="tp_inductor", dynamic=program.dynamic or None, options=options))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
     return True
