@@ -91,7 +91,9 @@ class ConfigKeeper:
         from torch._inductor import config
 
         copy = getattr(config, "get_config_copy", None) or config.shallow_copy_dict
-        self.seen.append({k: v for k, v in copy().items() if not k.startswith("post_grad_custom")})
+        # `unsafe_marked_cacheable_functions` has an entry of ours, which only makes the caches' keys ours.
+        ignored = ("post_grad_custom", "unsafe_marked_cacheable_functions")
+        self.seen.append({k: v for k, v in copy().items() if not k.startswith(ignored)})
 
 
 def no_aot_cache():

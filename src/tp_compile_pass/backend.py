@@ -19,6 +19,7 @@ from tp_compile_pass.inner import Inner, inner_compiler
 from tp_compile_pass.options import TPOptions
 from tp_compile_pass.passes.base import PassContext
 from tp_compile_pass.passes.contiguous_inputs import ContiguousInputs
+from tp_compile_pass.passes.in_place_results import InPlaceResults
 from tp_compile_pass.passes.pipeline import run_passes
 from tp_compile_pass.report import record
 from tp_compile_pass.report.collect import collective_records
@@ -32,7 +33,7 @@ compat.require_supported_torch()
 CAPTURE_PASSES = (WaitCallSites(), work.KeepUnused())
 
 #: Passes over each graph that leaves AOTAutograd.
-GRAPH_PASSES = (ContiguousInputs(),) if compat.WAITS_ON_A_COPY else ()
+GRAPH_PASSES = (*((ContiguousInputs(),) if compat.WAITS_ON_A_COPY else ()), InPlaceResults())
 
 
 def tp_inductor(

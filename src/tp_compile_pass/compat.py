@@ -13,9 +13,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from importlib import metadata
 from typing import Any, cast
 
 import torch
+
+from tp_compile_pass import compat_fusion
 
 OLDEST = (2, 5)
 CHECKED = ("2.5.1", "2.6.0", "2.9.1", "2.13.0", "2.15.0")
@@ -94,21 +97,22 @@ def compile_fx(
     after AOTAutograd ("forward", "backward" or "inference"), before Inductor looks it up in its cache.
 
     The hook is `compile_fx`'s `inner_compile` parameter: unlike a custom pass in the config it is there on every
-    version, sees the graph even when the FX graph cache then hits, and leaves Inductor's config and cache keys alone.
+    version and sees the graph even when the FX graph cache then hits. What it changes shows in the cache keys by
+    `mark_cache_key`.
     """
     from torch._inductor import compile_fx as module
 
     def inner_compile(graph: torch.fx.GraphModule, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         backward, inference = kwargs.get("is_backward", False), kwargs.get("is_inference", False)
         observe(graph, "backward" if backward else "inference" if inference else "forward")
-        return module.compile_fx_inner(graph, inputs, *args, **kwargs)
+        with compat_fusion.keeping_writes_in_between():
+            return module.compile_fx_inner(graph, inputs, *args, **kwargs)
 
     extra: dict[str, Any] = {}
     if "compile_region_name" in inspect.signature(module.compile_fx).parameters:
         extra["compile_region_name"] = getattr(wrapper, "name", None)
     patches = {**wrapper.config, **(config_patches or {})}
-    if WAITS_ON_A_COPY:
-        patches = mark_cache_key(patches, "tp_compile_pass.contiguous_inputs")
+    patches = mark_cache_key(patches, f"tp_compile_pass {metadata.version('tp-compile-pass')}")
     compiled = module.compile_fx(gm, example_inputs, inner_compile=inner_compile, config_patches=patches, **extra)
     return cast(CompiledFn, compiled)
 
@@ -205,6 +209,12 @@ def wait_tensor_op() -> torch._ops.OpOverload:
     """The op that waits for a functional collective; differentiable and cacheable, unlike a Python function."""
     async_collective_tensor()  # defines the op's Python registrations
     return torch.ops._c10d_functional.wait_tensor.default
+
+
+def functional_op(name: str) -> torch._ops.OpOverload | None:
+    """The op `_c10d_functional::name`; None on a torch without it."""
+    packet = getattr(torch.ops._c10d_functional, name, None) if name else None
+    return packet.default if packet is not None else None
 
 
 def reduce_op_name(op: object) -> str | None:
