@@ -58,6 +58,7 @@ WITH_GRAD = (
     "parameter_with_requires_grad",
     "under_no_grad_and_checkpoint",
     "nn_functional",
+    "nn_functional_lists",
 )
 P2P = ("p2p_batch", "p2p_single")
 #: What a version cannot do, and why: functional send and receive came with torch 2.13.
@@ -69,6 +70,8 @@ NOT_ON_GLOO = (
     "reduce_scatter_tensor_stacked",
     "reduce_scatter_and_all_to_all_lists",
     "nn_functional",
+    "nn_functional_into_a_buffer",
+    "nn_functional_lists",
 )
 
 

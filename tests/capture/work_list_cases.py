@@ -143,3 +143,33 @@ def nn_functional():
         return dist_nn.all_reduce(x * 2) * (dist.get_rank() + 1), parts[0] * 2 + parts[1], swapped * 3, root, half
 
     return fn
+
+
+@case
+def nn_functional_lists():
+    import torch.distributed.nn.functional as dist_nn
+
+    rank, sizes = dist.get_rank(), ([1, 2], [2, 2])
+
+    def fn(x):
+        gathered = dist_nn.gather(x.sin(), 1)
+        scattered = dist_nn.scatter([x * 2, x.cos()], 0)
+        outs = [x.new_empty(size, 6) for size in (sizes[0][rank], sizes[1][rank])]
+        exchanged = dist_nn.all_to_all(outs, list(x.exp()[: sum(sizes[rank])].split(sizes[rank])))
+        return gathered[0] + 2 * gathered[1], scattered * 3, *exchanged, [out.clone() for out in outs]
+
+    return fn
+
+
+@case
+def nn_functional_into_a_buffer():
+    import torch.distributed.nn.functional as dist_nn
+
+    def fn(x):
+        whole, half = x.new_empty(8, 6), x.new_empty(2, 6)
+        with torch.no_grad():  # on gloo, torch's own has no gradient
+            dist_nn._all_gather_base(whole, x)
+        dist_nn.reduce_scatter(half, [c.contiguous() for c in x.exp().chunk(2)])
+        return whole + 1, half * 2
+
+    return fn

@@ -110,6 +110,58 @@ class AllToAllSingle(torch.autograd.Function):
         return back, None, None, None, None, None
 
 
+class AllToAll(torch.autograd.Function):
+    """Of parts that were flattened and concatenated; the sizes count their elements."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Any, out_sizes: Any, in_sizes: Any, size: int, group: str) -> Any:
+        ctx.out_sizes, ctx.in_sizes, ctx.size, ctx.group = out_sizes, in_sizes, size, group
+        out = flat.new_empty(sum(out_sizes))
+        collectives.all_to_all_single(out, flat, out_sizes, in_sizes, size, group).wait()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        back = grad.new_empty(sum(ctx.in_sizes))
+        collectives.all_to_all_single(back, grad, ctx.in_sizes, ctx.out_sizes, ctx.size, ctx.group).wait()
+        return back, None, None, None, None
+
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, root: int, size: int, rank: int, group: str) -> Any:
+        ctx.root, ctx.size, ctx.rank, ctx.group = root, size, rank, group
+        return _gather(tensor, root, size, rank, group)
+
+    @staticmethod
+    def backward(ctx: Any, grads: Any) -> Any:
+        return _scatter(grads, ctx.root, ctx.size, ctx.rank, ctx.group), None, None, None, None
+
+
+class Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stacked: Any, root: int, size: int, rank: int, group: str) -> Any:
+        ctx.root, ctx.size, ctx.rank, ctx.group = root, size, rank, group
+        return _scatter(stacked, root, size, rank, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return _gather(grad, ctx.root, ctx.size, ctx.rank, ctx.group), None, None, None, None
+
+
+def _gather(tensor: Any, root: int, size: int, rank: int, group: str) -> Any:
+    """What all ranks sent, stacked, on the root; zeros elsewhere."""
+    out = tensor.new_zeros([size, *tensor.shape])
+    collectives.gather(tensor.contiguous(), list(out.unbind(0)), root, size, rank, group).wait()
+    return out
+
+
+def _scatter(stacked: Any, root: int, size: int, rank: int, group: str) -> Any:
+    out = stacked.new_zeros(stacked.shape[1:])
+    collectives.scatter(out, list(stacked.unbind(0)), root, size, rank, group).wait()
+    return out
+
+
 def all_reduce(call: Call, group: Group) -> Variable:
     return call.inline(_apply_all_reduce, call.arguments["tensor"], reduction(call), group.name)
 
@@ -139,6 +191,33 @@ def all_to_all_single(call: Call, group: Group) -> Variable:
     return call.inline(_apply_all_to_all_single, output, tensor, *splits, group.size, group.name)
 
 
+def all_gather_base(call: Call, group: Group) -> Variable:
+    output, tensor = call.arguments["output_tensor"], call.arguments["input_tensor"]
+    return call.inline(_apply_all_gather_base, output, tensor, group.size, group.name)
+
+
+def all_to_all(call: Call, group: Group) -> Variable:
+    outputs, inputs = call.arguments["output_tensor_list"], call.arguments["input_tensor_list"]
+    return call.inline(_apply_all_to_all, outputs, inputs, group.size, group.name)
+
+
+def gather(call: Call, group: Group) -> Variable:
+    root = root_of(call, group, "dst")
+    return call.inline(_apply_gather, call.arguments["tensor"], root, group.size, group.rank, group.name)
+
+
+def scatter(call: Call, group: Group) -> Variable:
+    root = root_of(call, group, "src")
+    return call.inline(_apply_scatter, call.arguments["tensors"], root, group.size, group.rank, group.name)
+
+
+def _filled(output: Any, result: Any) -> Any:
+    """As in eager, `output` holds the result too, unseen by autograd."""
+    with torch.no_grad():
+        output.copy_(result)
+    return result
+
+
 def _apply_all_reduce(tensor: Any, op: str, group: str) -> Any:
     return AllReduce.apply(tensor, op, group)
 
@@ -156,11 +235,33 @@ def _apply_all_gather(tensor: Any, size: int, group: str) -> Any:
 
 
 def _apply_reduce_scatter(output: Any, inputs: Any, op: str, size: int, group: str) -> Any:
-    return ReduceScatter.apply(torch.stack(list(inputs)), op, size, group).view(output.shape)
+    return _filled(output, ReduceScatter.apply(torch.stack(list(inputs)), op, size, group).view(output.shape))
 
 
 def _apply_all_to_all_single(output: Any, tensor: Any, outs: Any, ins: Any, size: int, group: str) -> Any:
-    return AllToAllSingle.apply(tensor, output, outs, ins, size, group)
+    return _filled(output, AllToAllSingle.apply(tensor, output, outs, ins, size, group))
+
+
+def _apply_all_gather_base(output: Any, tensor: Any, size: int, group: str) -> Any:
+    return _filled(output, AllGather.apply(tensor, size, group).view(output.shape))
+
+
+def _apply_all_to_all(outputs: Any, inputs: Any, size: int, group: str) -> Any:
+    flat = torch.cat([t.reshape(-1) for t in inputs])
+    sizes = [t.numel() for t in outputs]
+    received = AllToAll.apply(flat, sizes, [t.numel() for t in inputs], size, group)
+    parts = received.split(sizes)
+    for i in range(len(outputs)):  # as in eager, these tensors themselves are what has the gradient
+        outputs[i].copy_(parts[i].view(outputs[i].shape))
+    return tuple(outputs)
+
+
+def _apply_gather(tensor: Any, root: int, size: int, rank: int, group: str) -> Any:
+    return Gather.apply(tensor, root, size, rank, group).unbind(0)
+
+
+def _apply_scatter(tensors: Any, root: int, size: int, rank: int, group: str) -> Any:
+    return Scatter.apply(torch.stack(list(tensors)), root, size, rank, group)
 
 
 #: Functions of torch.distributed.nn.functional → body.
@@ -171,4 +272,8 @@ FUNCTIONS: dict[str, Callable[[Call, Group], Variable]] = {
     "all_gather": all_gather,
     "reduce_scatter": reduce_scatter,
     "all_to_all_single": all_to_all_single,
+    "_all_gather_base": all_gather_base,
+    "all_to_all": all_to_all,
+    "gather": gather,
+    "scatter": scatter,
 }
