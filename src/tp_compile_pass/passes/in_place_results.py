@@ -61,11 +61,11 @@ class InPlaceResults:
 
 
 def _source(node: Node) -> Node:
-    """What `node` is a reshaped form of, with the elements in the same order."""
+    """What `node` gets its elements from, through reshapes. (copy(a, b) is b in the shape and type of a; dynamic shapes
+    leave some of them in the graph.)"""
     while walk.is_op(node, *RESHAPES, aten.copy.default):
-        # copy(a, b) is b in the shape and type of a; dynamic shapes leave some of them in the graph.
-        source = node.args[0] if walk.is_op(node, *RESHAPES) else node.args[1]
-        if not isinstance(source, Node) or not _same_elements(node, source):
+        source = node.args[1] if walk.is_op(node, aten.copy.default) else node.args[0]
+        if not isinstance(source, Node):
             break
         node = source
     return node
