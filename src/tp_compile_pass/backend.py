@@ -91,7 +91,11 @@ def _compile(
             entry = boundary.plan(gm, example_inputs, context, copies_inputs)
             context.keep()
     report.boundary += entry.records
-    observe = partial(_observe, tp=tp, report=report, goes_on=compat.ends_in_graph_break(gm))
+    if entry.wraps and compat.precompile_cache_is_on():
+        report.notes.append(
+            "not stored in torch's precompile cache, which would bring this graph back without the waits for its "
+            "AsyncCollectiveTensor inputs: each process compiles it anew"
+        )
     with entry.compiling():
         compiled = entry.wrap(inner(gm, entry.inputs, observe))
     if not report.phases:

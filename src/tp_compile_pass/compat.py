@@ -141,6 +141,13 @@ def holds_async(value: object) -> bool:
     return is_async_collective(value) or any(map(holds_async, _inner_tensors(value).values()))
 
 
+def torch_waits_for(value: object) -> bool:
+    """Whether torch itself waits rightly for what is async in `value`, a graph's input: a DTensor's local tensor from
+    torch 2.15 on. Checked: 2.13.0 is wrong where the graph writes to it or returns it; 2.15.0 still is with two tensors
+    inside a wrapper that have history."""
+    return TORCH >= (2, 15) and is_dtensor(value) and is_async_collective(value._local_tensor)  # type: ignore[attr-defined]
+
+
 def resolve_async(tensor: Any, wait: bool) -> torch.Tensor:
     """`tensor` with each AsyncCollectiveTensor in it replaced by the tensor it wraps, which is waited for if `wait`."""
     if is_async_collective(tensor):

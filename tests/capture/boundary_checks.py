@@ -3,6 +3,7 @@
 import boundary_cases
 import late_cases  # noqa: F401  # files its cases
 import torch
+import wrapped_cases  # noqa: F401
 
 from tp_compile_pass import compat
 from tp_compile_pass.testing import deferred

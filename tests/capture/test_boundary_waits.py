@@ -10,6 +10,7 @@ from boundary_checks import compare, compiling, out_of_reach
 from late_cases import late
 from torch.distributed.tensor import DTensor, Replicate
 
+from tp_compile_pass import compat
 from tp_compile_pass.capture import boundary, first_use
 from tp_compile_pass.report.record import clear_reports, reports
 from tp_compile_pass.testing import deferred
@@ -23,6 +24,7 @@ def without_its_wait(name):
     resolve = boundary.compat.resolve_async
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(boundary.compat, "resolve_async", lambda tensor, wait: resolve(tensor, False))
+        patch.setattr(boundary.compat, "torch_waits_for", lambda value: False)
         patch.setattr(first_use.FirstUse, "insert_wait", lambda self: None)
         try:
             return compare(name)
@@ -119,7 +121,11 @@ HANDLED = {
     "view of it": (late, boundary.AT_THE_DOOR, "another input shares its memory"),
     "with history": (late, boundary.AT_THE_DOOR, "a gradient has to pass the wait"),
     "trained": (late, boundary.AT_THE_DOOR, "the region is trained"),
-    "dtensor": (lambda o, w: w.sum() * o.to_local(), boundary.AT_THE_DOOR, "it is inside a DTensor"),
+    "dtensor": (
+        lambda o, w: w.sum() * o.to_local(),
+        boundary.BY_TORCH if compat.TORCH >= (2, 15) else boundary.AT_THE_DOOR,
+        "inside a DTensor",
+    ),
     "CUDA graphs": (late, boundary.AT_THE_DOOR, "CUDA graphs copy their inputs first"),
 }
 
