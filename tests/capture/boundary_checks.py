@@ -1,5 +1,7 @@
 """Compiles `boundary_cases` and compares with eager."""
 
+import contextlib
+
 import boundary_cases
 import late_cases  # noqa: F401  # files its cases
 import torch
@@ -40,3 +42,21 @@ def settled(results):
 
 def same(a, b):
     return (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-4, atol=1e-5))
+
+
+def in_compiled_autograd(backend):
+    """Trains a compiled region under compiled autograd, whose graphs `backend` compiles; what differs from eager."""
+    from torch._dynamo import compiled_autograd
+
+    def train(compile_, backward):
+        x, w = boundary_cases.leaf(), boundary_cases.weight()
+        o = boundary_cases.gathered(x)
+        y = o + compile_(lambda o, w: (o @ w).sin())(o, w)
+        with backward:
+            y.pow(2).sum().backward()
+        return y.detach(), x.grad, w.grad
+
+    enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable
+    expected = train(lambda region: region, contextlib.nullcontext())
+    found = train(compiling("aot_eager"), enable(lambda gm: compiling("aot_eager", backend)(gm)))
+    return [i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if not same(a, b)]

@@ -6,7 +6,9 @@ import warnings
 import boundary_cases
 import pytest
 import torch
-from boundary_checks import compare, compiling, out_of_reach
+import torch.distributed._functional_collectives as funcol
+import wrapped_cases
+from boundary_checks import compare, compiling, in_compiled_autograd, out_of_reach
 from late_cases import late
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -18,8 +20,8 @@ from tp_compile_pass.testing import deferred
 pytestmark = pytest.mark.matrix
 
 
-def without_its_wait(name):
-    """What a case gives when its inputs enter as they are and nothing waits for them: the results that differ, or the
+def without_its_wait(check, *args):
+    """What a check gives when its inputs enter as they are and nothing waits for them: the results that differ, or the
     exception's name."""
     resolve = boundary.compat.resolve_async
     with pytest.MonkeyPatch.context() as patch:
@@ -27,7 +29,7 @@ def without_its_wait(name):
         patch.setattr(boundary.compat, "torch_waits_for", lambda value: False)
         patch.setattr(first_use.FirstUse, "insert_wait", lambda self: None)
         try:
-            return compare(name)
+            return check(*args)
         except Exception as error:
             return type(error).__name__
         finally:
@@ -39,7 +41,41 @@ def without_its_wait(name):
 def test_every_case_fails_without_its_wait(on_deferred, name):
     if reason := out_of_reach(name):
         pytest.skip(reason)
-    assert [] not in on_deferred.run(without_its_wait, name)
+    assert [] not in on_deferred.run(without_its_wait, compare, name)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "tp_inductor"])
+def test_compiled_autograd_fails_without_its_wait(on_deferred, backend):
+    assert [] not in on_deferred.run(without_its_wait, in_compiled_autograd, backend)
+
+
+#: input → (how it is made, how many async tensors it holds).
+HOLDERS = {
+    "plain": (boundary_cases.gathered, 1),
+    "DTensor": (boundary_cases.sharded, 1),
+    "pair of plain ones": (wrapped_cases.Pair.apply, 2),
+    "pair of DTensors": (wrapped_cases.PairOfDTensors.apply, 2),
+}
+
+
+def waits(kind, trained):
+    """How often a compiled region waits when it is called with an input that holds async tensors."""
+    make, region = HOLDERS[kind][0], compiling("aot_eager")(lambda t: (t * t).sin() * t)
+    with torch.set_grad_enabled(trained):
+        region(make(boundary_cases.leaf()))
+        wait, calls = funcol.wait_tensor, []
+        given = make(boundary_cases.leaf())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(funcol, "wait_tensor", lambda tensor: (calls.append(tensor), wait(tensor))[1])
+            region(given)
+    graphs = [graph for report in reports() for graph in report.graphs]
+    return len(calls), [c.op for graph in graphs for c in graph.collectives]
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_each_async_tensor_is_waited_for_exactly_once(on_deferred, kind, trained):
+    assert on_deferred.run(waits, kind, trained) == [(HOLDERS[kind][1], [])] * 2
 
 
 _seen = []
