@@ -92,10 +92,9 @@ def _compile(
             context.keep()
     report.boundary += entry.records
     if entry.wraps and compat.precompile_cache_is_on():
-        report.notes.append(
-            "not stored in torch's precompile cache, which would bring this graph back without the waits for its "
-            "AsyncCollectiveTensor inputs: each process compiles it anew"
-        )
+        reason = "tp_inductor: a graph with AsyncCollectiveTensor inputs would come back without the waits for them"
+        compat.keep_out_of_precompile_cache(reason)
+        report.notes.append(f"not stored in torch's precompile cache: {reason}")
     with entry.compiling():
         compiled = entry.wrap(inner(gm, entry.inputs, observe))
     if not report.phases:

@@ -473,12 +473,15 @@ def with_cache_key_tag(tag: str) -> Any:
     return config.patch(cache_key_tag=f"{config.cache_key_tag} {tag}".strip()) if config else nullcontext()
 
 
-def outside_precompile_cache() -> Any:
-    """A context manager under which AOTAutograd files nothing in torch's precompile cache, which would bring back its
-    function without what we wrap around it."""
-    from torch._dynamo import config
+def keep_out_of_precompile_cache(reason: str) -> None:
+    """Has torch leave the graph that is being compiled out of its precompile cache, and log `reason`.
 
-    return config.patch(caching_precompile=False) if precompile_cache_is_on() else config.patch({})
+    The function that AOTAutograd files there comes back without what we wrap around it. With
+    `torch._dynamo.config.strict_precompile` torch raises its PackageError instead. Checked on 2.9.1, 2.13.0, 2.15.0.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    InstructionTranslator.current_tx().output.bypass_package(reason)
 
 
 def without_locality_reordering() -> Any:

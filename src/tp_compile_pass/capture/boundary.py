@@ -60,7 +60,6 @@ class Plan:
             if self.wraps:
                 # The graph and its inputs look as under plain Inductor, whose code waits for these inputs itself.
                 stack.enter_context(compat.with_cache_key_tag("tp_compile_pass async inputs"))
-                stack.enter_context(compat.outside_precompile_cache())
             if any(enter is in_flight for _, enter in self._enter):
                 stack.enter_context(compat.without_locality_reordering())
             yield
