@@ -6,6 +6,7 @@ Registered with torch by the entry point group `torch_dynamo_backends` alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -91,11 +92,12 @@ def _compile(
             entry = boundary.plan(gm, example_inputs, context, copies_inputs)
             context.keep()
     report.boundary += entry.records
+    keeping_out: Any = nullcontext()
     if entry.wraps and compat.precompile_cache_is_on():
         reason = "tp_inductor: a graph with AsyncCollectiveTensor inputs would come back without the waits for them"
-        compat.keep_out_of_precompile_cache(reason)
         report.notes.append(f"not stored in torch's precompile cache: {reason}")
-    with entry.compiling():
+        keeping_out = compat.kept_out_of_precompile_cache(reason)
+    with entry.compiling(), keeping_out:
         compiled = entry.wrap(inner(gm, entry.inputs, observe))
     if not report.phases:
         report.collectives[:0] = captured

@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from importlib import metadata
 from typing import Any, cast
 
@@ -473,15 +473,23 @@ def with_cache_key_tag(tag: str) -> Any:
     return config.patch(cache_key_tag=f"{config.cache_key_tag} {tag}".strip()) if config else nullcontext()
 
 
-def keep_out_of_precompile_cache(reason: str) -> None:
-    """Has torch leave the graph that is being compiled out of its precompile cache, and log `reason`.
+def kept_out_of_precompile_cache(reason: str) -> Any:
+    """A context manager to compile a graph under that torch shall leave out of its precompile cache, with `reason`.
 
     The function that AOTAutograd files there comes back without what we wrap around it. With
-    `torch._dynamo.config.strict_precompile` torch raises its PackageError instead. Checked on 2.9.1, 2.13.0, 2.15.0.
+    `torch._dynamo.config.strict_precompile` torch raises its PackageError instead. On torch 2.9 a refusal fails inside
+    torch (StopIteration): AOTAutograd is kept from filing anything, the backward included, which compiles later.
     """
+    from torch._dynamo import config
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    InstructionTranslator.current_tx().output.bypass_package(reason)
+    if TORCH >= (2, 13):
+        InstructionTranslator.current_tx().output.bypass_package(reason)
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(config.patch(caching_precompile=False))
+    stack.enter_context(compile_backward_at_once())
+    return stack
 
 
 def without_locality_reordering() -> Any:
