@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tp_compile_pass import compat
+from tp_compile_pass import compat, compat_precompile
 from tp_compile_pass.capture import boundary, work
 from tp_compile_pass.capture.async_tensor import WaitCallSites
 from tp_compile_pass.failsafe import failing_closed
@@ -56,7 +56,7 @@ def tp_inductor(
     report = GraphReport(compat.compile_id(), tp.inner, tp.model_dump())
     inner = inner_compiler(tp, mode, inductor_options, name, config_patches, report)
     record.add(report)
-    if compat.precompile_cache_is_on():
+    if compat_precompile.precompile_cache_is_on():
         report.warn(
             "TORCH_CACHING_PRECOMPILE keys its cache on the source alone: what is compiled here is also loaded under "
             "another backend, and the reverse. Use a cache directory per backend"
@@ -93,10 +93,10 @@ def _compile(
             context.keep()
     report.boundary += entry.records
     keeping_out: Any = nullcontext()
-    if entry.wraps and compat.precompile_cache_is_on():
+    if entry.wraps and compat_precompile.precompile_cache_is_on():
         reason = "tp_inductor: a graph with AsyncCollectiveTensor inputs would come back without the waits for them"
         report.notes.append(f"not stored in torch's precompile cache: {reason}")
-        keeping_out = compat.kept_out_of_precompile_cache(reason)
+        keeping_out = compat_precompile.kept_out_of_precompile_cache(reason)
     with entry.compiling(), keeping_out:
         compiled = entry.wrap(inner(gm, entry.inputs, observe))
     if not report.phases:

@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from importlib import metadata
 from typing import Any, cast
 
@@ -437,13 +437,6 @@ def aot_autograd(gm: torch.fx.GraphModule, inputs: Sequence[Any], **compilers: A
     return make(**compilers)(gm, inputs)
 
 
-def precompile_cache_is_on() -> bool:
-    """Whether torch saves and loads whole compiled functions by their source alone (TORCH_CACHING_PRECOMPILE=1)."""
-    from torch._dynamo import config
-
-    return bool(getattr(config, "caching_precompile", False))
-
-
 def without_aot_cache() -> Any:
     """A context manager under which AOTAutograd builds its graphs anew, for us to see them, instead of loading compiled
     code. Inductor's own cache stays on: it is asked after that."""
@@ -471,25 +464,6 @@ def with_cache_key_tag(tag: str) -> Any:
     torch 2.5 has no such tag, nor an AOTAutograd cache that is on by default."""
     config: Any = getattr(torch.compiler, "config", None)
     return config.patch(cache_key_tag=f"{config.cache_key_tag} {tag}".strip()) if config else nullcontext()
-
-
-def kept_out_of_precompile_cache(reason: str) -> Any:
-    """A context manager to compile a graph under that torch shall leave out of its precompile cache, with `reason`.
-
-    The function that AOTAutograd files there comes back without what we wrap around it. With
-    `torch._dynamo.config.strict_precompile` torch raises its PackageError instead. On torch 2.9 a refusal fails inside
-    torch (StopIteration): AOTAutograd is kept from filing anything, the backward included, which compiles later.
-    """
-    from torch._dynamo import config
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    if TORCH >= (2, 13):
-        InstructionTranslator.current_tx().output.bypass_package(reason)
-        return nullcontext()
-    stack = ExitStack()
-    stack.enter_context(config.patch(caching_precompile=False))
-    stack.enter_context(compile_backward_at_once())
-    return stack
 
 
 def without_locality_reordering() -> Any:
