@@ -14,5 +14,5 @@ def losses_of(parameters: Iterable[torch.Tensor], loss: Callable[[], torch.Tenso
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
-        losses.append(value.item())
+        losses.append(value.detach())
     return losses

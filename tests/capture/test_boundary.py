@@ -83,9 +83,13 @@ def compilations(make):
     return len(count)
 
 
-@pytest.mark.parametrize("make", [boundary_cases.reduced, boundary_cases.gathered, boundary_cases.sharded])
+@pytest.mark.parametrize("make", [boundary_cases.reduced, boundary_cases.sharded])
 def test_sometimes_async_sometimes_plain_compiles_once_where_torch_guards_allow(ranks2, make):
     assert ranks2.run(compilations, make) == [1 if compat.TORCH >= (2, 15) else 2] * 2
+
+
+def test_sometimes_async_sometimes_plain_compiles_twice_where_a_gradient_flows(ranks2):
+    assert ranks2.run(compilations, boundary_cases.gathered) == [2, 2]
 
 
 def test_where_no_input_is_async_the_compiled_function_itself_comes_back():

@@ -22,7 +22,7 @@ def train(model, layers, logits, how, inner):
     def loss():
         return F.cross_entropy(logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
-    return losses_of(model.parameters(), loss, STEPS, lr=0.3)
+    return [value.item() for value in losses_of(model.parameters(), loss, STEPS, lr=0.3)]
 
 
 def assert_same(ranks, model, how, inner="aot_eager"):
