@@ -6,12 +6,13 @@ Registered with torch by the entry point group `torch_dynamo_backends` alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 
-from tp_compile_pass import compat
+from tp_compile_pass import compat, compat_precompile
 from tp_compile_pass.capture import boundary, work
 from tp_compile_pass.capture.async_tensor import WaitCallSites
 from tp_compile_pass.failsafe import failing_closed
@@ -55,7 +56,7 @@ def tp_inductor(
     report = GraphReport(compat.compile_id(), tp.inner, tp.model_dump())
     inner = inner_compiler(tp, mode, inductor_options, name, config_patches, report)
     record.add(report)
-    if compat.precompile_cache_is_on():
+    if compat_precompile.precompile_cache_is_on():
         report.warn(
             "TORCH_CACHING_PRECOMPILE keys its cache on the source alone: what is compiled here is also loaded under "
             "another backend, and the reverse. Use a cache directory per backend"
@@ -91,8 +92,12 @@ def _compile(
             entry = boundary.plan(gm, example_inputs, context, copies_inputs)
             context.keep()
     report.boundary += entry.records
-    observe = partial(_observe, tp=tp, report=report, goes_on=compat.ends_in_graph_break(gm))
-    with entry.compiling():
+    keeping_out: Any = nullcontext()
+    if entry.wraps and compat_precompile.precompile_cache_is_on():
+        reason = "tp_inductor: a graph with AsyncCollectiveTensor inputs would come back without the waits for them"
+        report.notes.append(f"not stored in torch's precompile cache: {reason}")
+        keeping_out = compat_precompile.kept_out_of_precompile_cache(reason)
+    with entry.compiling(), keeping_out:
         compiled = entry.wrap(inner(gm, entry.inputs, observe))
     if not report.phases:
         report.collectives[:0] = captured

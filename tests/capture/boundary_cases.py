@@ -4,13 +4,14 @@ A case is `case(compile_) -> tensors`: it calls `compile_` on the region it want
 and returns outputs and gradients. Everything is seeded, so that eager and compiled runs compare tensor by tensor.
 """
 
+import functools
+
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 CASES = {}
 
@@ -288,6 +289,37 @@ def checkpoint_outside(compile_):
 
 
 @case
+def checkpoint_outside_reentrant(compile_):
+    x, w = leaf(), weight()
+    region = compile_(lambda o, w: (o @ w).sin())
+    return backward(checkpoint(region, gathered(x), w, use_reentrant=True), x, w)
+
+
+@case
+def checkpoint_selective(compile_):
+    x, w = leaf(), weight()
+    keep_products = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+
+    def region(o, w):
+        return checkpoint(lambda o, w: (o @ w).sin().sin(), o, w, use_reentrant=False, context_fn=keep_products)
+
+    return backward(compile_(region)(gathered(x), w), x, w)
+
+
+@case
+def checkpoint_around_eager_and_compiled(compile_):
+    """The recomputed forward issues its collective anew, and hands the region another async tensor."""
+    x, w = leaf(), weight()
+    region = compile_(lambda o, w: (o @ w).sin())
+
+    def block(x, w):
+        o = gathered(x)
+        return o + region(o, w)
+
+    return backward(checkpoint(block, x, w, use_reentrant=False), x, w)
+
+
+@case
 def no_grad(compile_):
     o = gathered(leaf())
     with torch.no_grad():
@@ -379,68 +411,6 @@ def two_regions(compile_):
 
 
 @case
-def dtensor(compile_):
-    x, w = leaf(), weight()
-    return backward(compile_(lambda d, w: (d * 2).to_local() @ w)(sharded(x), w), x, w)
-
-
-@case
-def dtensor_residual_in_eager(compile_):
-    x = leaf()
-    d = sharded(x)
-    return backward((d + compile_(lambda d: d.sin() * d)(d)).to_local(), x)
-
-
-@case
-def dtensor_without_history(compile_):
-    return [compile_(lambda d: (d * 2 + 1).to_local())(sharded(leaf().detach()))]
-
-
-@case
-def dtensor_only_viewed(compile_):
-    x = leaf()
-    return backward(compile_(lambda d: d.view(-1))(sharded(x)).to_local() * 3, x)
-
-
-@case
-def dtensor_local_returned(compile_):
-    x = leaf()
-    return backward(compile_(lambda d: (d.to_local(), d.sin().to_local()))(sharded(x)), x)
-
-
-@case
-def dtensor_mutated(compile_):
-    d = sharded(leaf().detach())
-
-    def region(d):
-        d.mul_(2)
-        return (d + 1).to_local()
-
-    return [compile_(region)(d), d.to_local() * 1]
-
-
-@case
-def dtensor_dynamic(compile_):
-    region, found = compile_(lambda d: (d * 2).sin().to_local(), dynamic=True), []
-    for rows in (4, 6, 9):
-        x = leaf(rows)
-        found += backward(region(sharded(x)), x)
-    return found
-
-
-@case
-def dtensor_sometimes_ready(compile_):
-    region, found = compile_(lambda d: (d * d).to_local()), []
-    for step in range(4):
-        x = leaf(k=step)
-        d = sharded(x)
-        if step % 2 == 0:
-            d = DTensor.from_local(d.to_local() * 1, mesh(), [Replicate()], run_check=False)
-        found += backward(region(d), x)
-    return found
-
-
-@case
 def sometimes_ready(compile_):
     region, found = compile_(lambda o: o * o), []
     for step in range(4):
@@ -448,31 +418,3 @@ def sometimes_ready(compile_):
         o = gathered(x)
         found += backward(region(o * 1 if step % 2 == 0 else o), x)
     return found
-
-
-@case
-def deeper_nesting(compile_):
-    x = leaf().detach()
-    both = TwoTensor(sharded(x), sharded(x + 1))
-    result = compile_(lambda t: t * 2 + 1)(both)
-    return [result.a.to_local(), result.b.to_local()]
-
-
-@case
-def nested_with_history(compile_):
-    x, w = leaf(), weight()
-    y = compile_(lambda t, w: (t @ w).sin())(Pair.apply(x), w)
-    y.sum().backward()
-    return [y.a.detach() * 1, y.b.detach() * 1, x.grad.a * 1 if isinstance(x.grad, TwoTensor) else x.grad]
-
-
-class Pair(torch.autograd.Function):
-    """Tensor → TwoTensor of two async tensors."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return TwoTensor(reduced(x), reduced(x + 1))
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad.a + grad.b if isinstance(grad, TwoTensor) else grad

@@ -4,6 +4,11 @@ import torch.distributed._functional_collectives as funcol
 from boundary_cases import backward, case, collected, leaf, reduced, weight
 
 
+def late(o, w):
+    """A region that does other work before it reads `o`."""
+    return o + (w @ w).sum()
+
+
 @case
 def waited_by_the_region(compile_):
     """Inductor's backward may overwrite what a wait of an input returned, which is the caller's own tensor."""

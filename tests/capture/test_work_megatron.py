@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tp_compile_pass.testing import RankPool, deferred
+from training import losses_of
 
 pytestmark = pytest.mark.matrix
 
@@ -93,20 +94,13 @@ def train(sequence_parallel, compiled, inner, steps=20):
     run = model
     if compiled:
         run = torch.compile(model, backend="tp_inductor", fullgraph=True, options={"tp.inner": inner})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(7)
     rows = 8 // dist.get_world_size() if sequence_parallel else 8
     x, y = torch.randn(8, 8), torch.randn(8, 8)
     if sequence_parallel:
         mine = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
         x, y = x[mine], y[mine]
-    losses = []
-    for _ in range(steps):
-        loss = (run(x) - y).square().sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
+    losses = losses_of(model.parameters(), lambda: (run(x) - y).square().sum(), steps, lr=0.01)
     return losses, [p.detach().clone() for p in model.parameters()]
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tp_compile_pass.report.record import clear_reports, reports
+from training import losses_of
 
 pytest.importorskip("megatron.core")
 
@@ -54,19 +55,12 @@ def train(sequence_parallel, compiled, steps=5):
     run = model
     if compiled:
         run = torch.compile(model, backend="tp_inductor", fullgraph=True, options={"tp.inner": "aot_eager"})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(7)
     x, y = torch.randn(4, 2, 8), torch.randn(4, 2, 8)
     if sequence_parallel:
         x, y = (t.chunk(dist.get_world_size())[dist.get_rank()] for t in (x, y))
     x = x.clone().requires_grad_()
-    losses = []
-    for _ in range(steps):
-        loss = (run(x) - y).square().sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
+    losses = losses_of(model.parameters(), lambda: (run(x) - y).square().sum(), steps, lr=0.01)
     return losses, [p.detach().clone() for p in model.parameters()], x.grad
 
 

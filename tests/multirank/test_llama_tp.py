@@ -7,6 +7,7 @@ embedding and every block are joined by async tensors and DTensors, which is wha
 import pytest
 import torch
 import torch.nn.functional as F
+from llama_training import VOCABULARY, assert_same, train
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
@@ -18,8 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-STEPS = 20
-VOCABULARY, WIDTH, HEADS, SEQUENCE = 64, 32, 4, 8
+WIDTH, HEADS = 32, 4
 
 
 class Norm(nn.Module):
@@ -106,70 +106,11 @@ def parallelize(model, mesh):
         parallelize_module(layer, mesh, plan)
 
 
-def train(model, layers, call, how, inner):
-    """The losses of STEPS steps; `how` is "eager", "layers" (each compiled by itself) or "model"."""
-    options = {"tp.inner": inner, "tp.strict": True}
-    torch._dynamo.reset()
-    if how == "layers":
-        for layer in layers:
-            layer.compile(backend="tp_inductor", options=options)
-    elif how == "model":
-        model.compile(backend="tp_inductor", options=options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    tokens = torch.randint(VOCABULARY, (2, SEQUENCE + 1), generator=torch.Generator().manual_seed(7))
-    losses = []
-    for _ in range(STEPS):
-        loss = F.cross_entropy(call(model, tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 def small_llama(how, inner):
     torch.manual_seed(0)
     model = Llama()
     parallelize(model, init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
-    return train(model, model.layers, lambda model, tokens: model(tokens), how, inner)
-
-
-def hugging_face_llama(how, inner):
-    """The same plan on transformers' Llama, its tensors kept local between the modules as its code expects."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        use_cache=False,
-        attn_implementation="sdpa",
-    )
-    model = LlamaForCausalLM(config)
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    plan = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
-        "lm_head": ColwiseParallel(output_layouts=Replicate()),
-    }
-    for i in range(config.num_hidden_layers):
-        layer = f"model.layers.{i}"
-        plan |= {f"{layer}.self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
-        plan |= {f"{layer}.mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
-        # The hidden states travel in sequence shards; a norm takes its shard and hands on the whole sequence.
-        plan |= {f"{layer}.self_attn.o_proj": RowwiseParallel(), f"{layer}.mlp.down_proj": RowwiseParallel()}
-    parallelize_module(model, mesh, plan)
-    return train(model, model.model.layers, lambda model, tokens: model(input_ids=tokens).logits, how, inner)
-
-
-def assert_same(ranks, model, how, inner="aot_eager"):
-    expected = ranks.run(model, "eager", "", timeout=600)
-    assert expected[0][-1] < 0.5 * expected[0][0]  # it learns
-    for wanted, found in zip(expected, ranks.run(model, how, inner, timeout=600), strict=True):
-        assert found == pytest.approx(wanted, rel=1e-3)
+    return train(model, model.layers, model, how, inner)
 
 
 @pytest.mark.matrix
@@ -185,14 +126,3 @@ def test_two_ranks_through_inductor(ranks2):
 @pytest.mark.parametrize("how", ["layers", "model"])
 def test_four_ranks(ranks4, how):
     assert_same(ranks4, small_llama, how)
-
-
-@pytest.mark.parametrize("how", ["layers", "model"])
-def test_hugging_face(ranks2, how):
-    pytest.importorskip("transformers")
-    assert_same(ranks2, hugging_face_llama, how)
-
-
-def test_hugging_face_four_ranks(ranks4):
-    pytest.importorskip("transformers")
-    assert_same(ranks4, hugging_face_llama, "layers")

@@ -11,6 +11,8 @@ In a training graph an input always waits at the door, for a wait inside is unso
 for memory of its own, saves that and lets the backward graph overwrite it (buffer donation, 2.6 and later), while the
 caller still reads the input. Up to 2.9 it has no gradient either. For the same reason the user's own waits of such an
 input are taken out of the graph (`_drop_waits`): they have happened at the door.
+
+What torch handles rightly by itself is left to it (`compat.torch_waits_for`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from tp_compile_pass.report.source import SourceLine, source_line
 
 AT_THE_DOOR = "waited for at the door"
 AT_FIRST_USE = "waited for at its first use"
+BY_TORCH = "waited for by torch"
 
 CompiledFn = Callable[..., Any]
 #: An argument that may be async → the plain one to call the compiled function with.
@@ -45,21 +48,25 @@ class Plan:
     records: list[BoundaryInput] = field(default_factory=list)
     _enter: list[tuple[int, Enter]] = field(default_factory=list)
 
+    @property
+    def wraps(self) -> bool:
+        """Whether the compiled function has to be wrapped."""
+        return bool(self._enter)
+
     @contextmanager
     def compiling(self) -> Iterator[None]:
         """What the graph has to be compiled under."""
         with ExitStack() as stack:
-            if self._enter:
+            if self.wraps:
                 # The graph and its inputs look as under plain Inductor, whose code waits for these inputs itself.
                 stack.enter_context(compat.with_cache_key_tag("tp_compile_pass async inputs"))
-                stack.enter_context(compat.outside_precompile_cache())
             if any(enter is in_flight for _, enter in self._enter):
                 stack.enter_context(compat.without_locality_reordering())
             yield
 
     def wrap(self, compiled: CompiledFn) -> CompiledFn:
         """`compiled`, called with its async inputs made plain; the very same object where there are none."""
-        return _entering(compiled, self._enter) if self._enter else compiled
+        return _entering(compiled, self._enter) if self.wraps else compiled
 
 
 def plan(
@@ -80,6 +87,11 @@ def plan(
     result.inputs = list(example_inputs)
     for i in entered:
         node, use, value = nodes[i], uses[i], example_inputs[i]
+        if compat.torch_waits_for(value):
+            reason = f"it does so at the door for what is inside a {type(value).__name__}"
+            result.records.append(BoundaryInput(node.name, BY_TORCH, reason, _first_line(node)))
+            _drop_waits(gm, node, context)
+            continue
         late = isinstance(use, FirstUse)
         enter = in_flight if late else resolved
         result.inputs[i] = compat.with_context_of(value, enter(value))
