@@ -36,5 +36,19 @@ def overlap(
     main(json_file, plot, quick, only.split(",") if only else None, link, rounds)
 
 
+@app.command("compile_time")
+def compile_time(
+    json_file: Json = None,
+    plot: Plot = None,
+    quick: Quick = False,
+    layers: Annotated[int, typer.Option(help="Of the Llama.")] = 32,
+    training: Annotated[bool, typer.Option(help="Compile forward and backward, or inference.")] = True,
+) -> None:
+    """Which share of Inductor's compile time do our passes take, and how do they grow with the graph?"""
+    from benchmarks.compile_time import main
+
+    main(json_file, plot, quick, layers, training)
+
+
 if __name__ == "__main__":
     app()

@@ -1,5 +1,6 @@
 """What runs on each rank: compile a program in each way, check it, set the link, and time all ways in turn."""
 
+import statistics
 import time
 import warnings
 from typing import Any
@@ -41,33 +42,36 @@ def measure(name: str, quick: bool, rounds: int, link: Link) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     size, program = TINY if quick else FULL, PROGRAMS[name]
     case, alone = program.build(dist.group.WORLD, size), program.build(links.no_link(), size)
-    ways: dict[str, Case] = {}
-    expected = None
-    failed = {}
+    ways = {label: _compiled(alone, program, *WAYS[way]) for way, label in ALONE.items()}
+    compute = [[_call(built)[0] for _ in range(6)] for built in ways.values()][-1][1:]
+    bandwidth = _set_speed(link, case, program.beside * statistics.median(compute))
+    expected, failed = None, {}
     for way, (backend, options) in WAYS.items():
-        ways[way] = _compiled(case, program, backend, options)
+        built = _compiled(case, program, backend, options)
         try:
-            result = _call(ways[way])[1]
-        except Exception as error:
+            result = _call(built)[1]
+        except Exception as error:  # all ranks compile the same, and fail alike
             failed[way] = f"{type(error).__name__}: {error}".splitlines()[0]
-            del ways[way]
             continue
         expected = result if expected is None else expected
         torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3, msg=lambda text, way=way: f"{way}: {text}")
-    for way, label in ALONE.items():
-        ways[label] = _compiled(alone, program, *WAYS[way])
-        _call(ways[label])
-    compute = [_call(ways[ALONE["inductor"]])[0] for _ in range(5)]
-    sent = links.sent_bytes(case.sent, dist.get_world_size())
-    bandwidth = torch.tensor(sent / max(program.beside * sorted(compute)[2] - link.latency * len(case.sent), 1e-4))
-    dist.broadcast(bandwidth, 0)
-    link.set_speed(bandwidth.item())
+        ways[way] = built
     times: dict[str, list[float]] = {way: [] for way in [*ways, "communication alone"]}
     for _ in range(rounds):  # in turn, so that a slow moment of the machine slows all alike
         for way, built in ways.items():
             times[way].append(_call(built)[0])
         times["communication alone"].append(_communicate(case.sent))
-    return {"times": times, "failed": failed, "bandwidth": bandwidth.item()}
+    return {"times": times, "failed": failed, "bandwidth": bandwidth}
+
+
+def _set_speed(link: Link, case: Case, seconds: float) -> float:
+    """Sets the link so that the case's communication takes so long; bytes per second, the same on all ranks. Before
+    anything that communicates is compiled, so that whoever wants to know the link's speed then measures this one."""
+    sent = links.sent_bytes(case.sent, dist.get_world_size())
+    bandwidth = torch.tensor(sent / max(seconds - link.latency * len(case.sent), 1e-4))
+    dist.broadcast(bandwidth, 0)
+    link.set_speed(bandwidth.item())
+    return bandwidth.item()
 
 
 def _compiled(case: Case, program: Program, backend: str, options: dict[str, Any]) -> Case:

@@ -49,7 +49,7 @@ class Program:
     whole: bool = True
 
 
-def _weights(size: Size, world: int, *shapes: tuple[int, int]) -> list[list[torch.Tensor]]:
+def _weights(size: Size, *shapes: tuple[int, int]) -> list[list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [[torch.randn(shape, generator=generator) / shape[0] ** 0.5 for shape in shapes] for _ in range(size.layers)]
 
@@ -61,7 +61,7 @@ def _rows(size: Size) -> torch.Tensor:
 def _mlp_stack(parts: int) -> Callable[[dist.ProcessGroup, Size], Case]:
     def build(group: dist.ProcessGroup, size: Size) -> Case:
         part = size.hidden // group.size()
-        weights = _weights(size, group.size(), (size.width, part), (part, size.width))
+        weights = _weights(size, (size.width, part), (part, size.width))
 
         def whole(x):
             for up, down in weights:
@@ -143,7 +143,7 @@ class _Row(torch.autograd.Function):
 
 def _handle_pair(group: dist.ProcessGroup, size: Size) -> Case:
     part = size.hidden // group.size()
-    weights = _weights(size, group.size(), (size.width, part), (part, size.width))
+    weights = _weights(size, (size.width, part), (part, size.width))
     weights = [[w.requires_grad_() for w in pair] for pair in weights]
 
     def model(x):

@@ -3,13 +3,14 @@
 import json
 import platform
 import statistics
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from benchmarks.overlap import links, show
+from benchmarks.overlap import links, show, veth
 from benchmarks.overlap.measure import ALONE, WAYS, measure
 from benchmarks.overlap.programs import PROGRAMS
 from tp_compile_pass.testing import RankPool
@@ -30,11 +31,16 @@ def main(
         "quick": quick,
         "programs": {},
     }
-    with RankPool(WORLD, links.SIMULATED.backend, setup=links.SIMULATED.setup, timeout=600) as ranks:
-        for name in only or PROGRAMS:
-            answers = ranks.run(measure, name, quick, rounds, links.SIMULATED)
-            results["programs"][name] = figures(name, answers)
-            console.print(show.table(name, results["programs"][name]))
+    if link == "veth" and (reason := veth.why_not()):
+        console.print(f"skipped: no link between namespaces here, {reason}")
+        return
+    with veth.link() if link == "veth" else nullcontext(links.SIMULATED) as used:
+        env = dict(used.env)
+        with RankPool(WORLD, used.backend, setup=used.setup, timeout=600, env=env) as ranks:
+            for name in only or PROGRAMS:
+                answers = ranks.run(measure, name, quick, rounds, used)
+                results["programs"][name] = figures(name, answers)
+                console.print(show.table(name, results["programs"][name]))
     if json_file is not None:
         json_file.write_text(json.dumps(results, indent=1) + "\n")
     if plot is not None:

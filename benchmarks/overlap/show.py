@@ -15,7 +15,7 @@ def table(name: str, program: dict[str, Any]) -> Table:
         caption_justify="left",
     )
     made.add_column("")
-    for column in ("ms", "spread", "× bound", "× inductor", "× eager", "exposed ms", "exposed, to inductor"):
+    for column in ("ms", "spread", "of bound", "of inductor", "of eager", "exposed ms", "exposed vs. inductor"):
         made.add_column(column, justify="right")
     for way, row in program["ways"].items():
         if "failed" in row:
