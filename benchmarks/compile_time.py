@@ -36,7 +36,7 @@ def main(json_file: Path | None, plot: Path | None, quick: bool, layers: int, tr
     console = Console(width=max(Console().width, 120))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     console.print(f"torch {torch.__version__}")
-    compiled = share(2 if quick else layers, training)
+    compiled = share(1 if quick else layers, training)
     console.print(
         f"{compiled['what']}: {compiled['seconds']:.0f} s; our passes take {compiled['share']:.2%} of Inductor's time, "
         f"{compiled['share without C++']:.2%} without its C++ compiler's"

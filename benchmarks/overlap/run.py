@@ -1,6 +1,7 @@
 """Starts the ranks, turns their times into ratios, and shows them."""
 
 import json
+import math
 import platform
 import statistics
 from contextlib import nullcontext
@@ -56,22 +57,22 @@ def figures(name: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
     median = {way: statistics.median(rounds) for way, rounds in times.items()}
     compute, communication = median[ALONE["inductor"]], median["communication alone"]
     bound = max(compute, communication)
-    ways = {}
+    plain = median["inductor"] - compute if "inductor" in median else math.nan
+    ways: dict[str, Any] = {}
     for way in WAYS:
         if way not in times:
             ways[way] = {"failed": answers[0]["failed"][way]}
             continue
-        alone = median[ALONE["eager" if way == "eager" else "inductor"]]
         low, _, high = statistics.quantiles(times[way], n=4)
-        exposed, plain = median[way] - alone, median["inductor"] - compute
+        exposed = median[way] - median[ALONE["eager" if way == "eager" else "inductor"]]
         ways[way] = {
             "ms": median[way] * 1e3,
             "spread": (high - low) / median[way],
             "of bound": median[way] / bound,
-            "of inductor": _paired(times[way], times["inductor"]),
-            "of eager": _paired(times[way], times["eager"]),
+            "of inductor": _paired(times, way, "inductor"),
+            "of eager": _paired(times, way, "eager"),
             "exposed ms": exposed * 1e3,
-            "exposed of inductor": exposed / plain,
+            "exposed of inductor": exposed / plain if plain else math.nan,
         }
     return {
         "what": PROGRAMS[name].what,
@@ -83,6 +84,8 @@ def figures(name: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _paired(times: list[float], base: list[float]) -> float:
-    """The median over the rounds of the ratio in one round."""
-    return statistics.median(a / b for a, b in zip(times, base, strict=True))
+def _paired(times: dict[str, list[float]], way: str, base: str) -> float:
+    """The median over the rounds of the ratio in one round; NaN where the base failed."""
+    if base not in times:
+        return math.nan
+    return statistics.median(a / b for a, b in zip(times[way], times[base], strict=True))

@@ -144,6 +144,16 @@ def compiled(backend):
     return torch.compile(fn, backend=backend, fullgraph=True)(mine(2)).tolist(), FakeClock.time > start
 
 
+def after_a_graph_break():
+    def fn(x):
+        y = x * 2
+        work = dist.all_reduce(y, async_op=True)  # breaks the graph
+        work.wait()
+        return y + 1
+
+    return torch.compile(fn, backend="eager")(mine(2)).tolist()
+
+
 def test_every_collective_is_right(ranks):
     ranks.run(every_collective_is_right)
 
@@ -193,6 +203,10 @@ def test_dtensors_use_it(ranks):
 @pytest.mark.parametrize("backend", ["inductor", "tp_inductor"])
 def test_compiled_code_runs_on_it(ranks, backend):
     assert ranks.run(compiled, backend) == [([7.0, 13.0], True)] * 2
+
+
+def test_dynamo_does_not_look_inside(ranks):
+    assert ranks.run(after_a_graph_break) == [[7.0, 13.0]] * 2
 
 
 def test_the_environment_sets_the_speed(monkeypatch):

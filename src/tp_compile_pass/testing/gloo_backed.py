@@ -107,9 +107,18 @@ def _after(future: WorkFuture) -> WorkFuture:
     return future
 
 
+def _untraced(cls: Any) -> Any:
+    """After a graph break torch calls a group's methods while Dynamo watches; it would trace into ours and fail."""
+    for name, value in list(vars(cls).items()):
+        if callable(value) and not name.startswith("__"):
+            setattr(cls, name, torch.compiler.disable(value))
+    return cls
+
+
 _ProcessGroup: Any = dist.ProcessGroup  # c10d's stubs know neither its overloads' common form nor gloo's methods
 
 
+@_untraced
 class GlooBackedGroup(_ProcessGroup):  # type: ignore[misc]
     """The group. Its own gloo group, which carries the data, also answers what is not a collective."""
 
