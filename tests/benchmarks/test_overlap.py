@@ -36,7 +36,7 @@ def test_ratios():
 
 
 def test_a_way_that_fails_is_told():
-    times = dict.fromkeys([*WAYS, *ALONE.values(), "communication alone"], [1.0, 1.0])
+    times = {way: [1.0, 1.0] for way in [*WAYS, *ALONE.values(), "communication alone"]}
     del times["tp_inductor"]
     failed = {"tp_inductor": "RuntimeError: no"}
     found = run.figures("halves", [{"times": times, "failed": failed, "bandwidth": 1.0}])
