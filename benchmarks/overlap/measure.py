@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_map
 
 from benchmarks.overlap import links
@@ -38,7 +39,7 @@ ALONE = {"eager": "eager, no communication", "inductor": "inductor, no communica
 
 
 def measure(name: str, quick: bool, rounds: int, link: Link) -> dict[str, Any]:
-    """Times program `name`; seconds by way and round, of this rank, and what the link was set to."""
+    """Times program `name`: seconds by way and round, peak bytes by way, of this rank, and what the link was set to."""
     warnings.simplefilter("ignore")
     size, program = TINY if quick else FULL, PROGRAMS[name]
     case, alone = program.build(dist.group.WORLD, size), program.build(links.no_link(), size)
@@ -61,7 +62,8 @@ def measure(name: str, quick: bool, rounds: int, link: Link) -> dict[str, Any]:
         for way, built in ways.items():
             times[way].append(_call(built)[0])
         times["communication alone"].append(_communicate(case.sent))
-    return {"times": times, "failed": failed, "bandwidth": bandwidth}
+    peaks = {way: _peak_bytes(built) for way, built in ways.items()}
+    return {"times": times, "peaks": peaks, "failed": failed, "bandwidth": bandwidth}
 
 
 def _set_speed(link: Link, case: Case, seconds: float) -> float:
@@ -98,6 +100,18 @@ def _call(case: Case) -> tuple[float, Any]:
     start = time.perf_counter()
     result = _settled(case.function(*case.args))
     return time.perf_counter() - start, result
+
+
+def _peak_bytes(case: Case) -> int:
+    """The most memory of tensors that one call takes on top of what is there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        _call(case)
+    taken = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            taken += event.nbytes()
+            peak = max(peak, taken)
+    return peak
 
 
 def _settled(value: Any) -> Any:

@@ -95,7 +95,8 @@ class _MLP(nn.Module):
 
 def _dtensor_step(group: dist.ProcessGroup, size: Size) -> Case:
     mesh = DeviceMesh.from_group(group, "cpu")
-    model = nn.Sequential(*(_MLP(size) for _ in range(size.layers)))
+    layers = size.layers // 2  # DTensor takes long to trace
+    model = nn.Sequential(*(_MLP(size) for _ in range(layers)))
     for block in model:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     generator = torch.Generator().manual_seed(0)
@@ -103,7 +104,7 @@ def _dtensor_step(group: dist.ProcessGroup, size: Size) -> Case:
         for parameter in model.parameters():
             local = parameter.to_local()
             local.copy_(torch.randn(local.shape, generator=generator) / size.hidden**0.5)
-    return Case(model, (_rows(size).requires_grad_(),), [size.tokens * size.width] * size.layers, trains=True)
+    return Case(model, (_rows(size).requires_grad_(),), [size.tokens * size.width] * layers, trains=True)
 
 
 class _Column(torch.autograd.Function):
@@ -142,16 +143,17 @@ class _Row(torch.autograd.Function):
 
 
 def _handle_pair(group: dist.ProcessGroup, size: Size) -> Case:
-    part = size.hidden // group.size()
-    weights = _weights(size, (size.width, part), (part, size.width))
-    weights = [[w.requires_grad_() for w in pair] for pair in weights]
+    part, layers = size.hidden // group.size(), size.layers // 2
+    weights = _weights(size, (size.width, part), (part, size.width))[:layers]
+    for weight in (weight for pair in weights for weight in pair):
+        weight.requires_grad_()
 
     def model(x):
         for up, down in weights:
             x = x + _Row.apply(F.relu(_Column.apply(x, up, group)), down, group)
         return x
 
-    return Case(model, (_rows(size).requires_grad_(),), [size.tokens * size.width] * size.layers, trains=True)
+    return Case(model, (_rows(size).requires_grad_(),), [size.tokens * size.width] * layers, trains=True)
 
 
 def _two_half_block(group: dist.ProcessGroup, size: Size) -> Case:

@@ -22,7 +22,7 @@ WORLD = 2
 def main(
     json_file: Path | None, plot: Path | None, quick: bool, only: list[str] | None, link: str, rounds: int
 ) -> None:
-    console = Console(width=max(Console().width, 130))
+    console = Console(width=max(Console().width, 140))
     results: dict[str, Any] = {
         "torch": torch.__version__,
         "machine": platform.processor() or platform.machine(),
@@ -58,6 +58,7 @@ def figures(name: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
     compute, communication = median[ALONE["inductor"]], median["communication alone"]
     bound = max(compute, communication)
     plain = median["inductor"] - compute if "inductor" in median else math.nan
+    peak = answers[0]["peaks"]
     ways: dict[str, Any] = {}
     for way in WAYS:
         if way not in times:
@@ -73,6 +74,7 @@ def figures(name: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
             "of eager": _paired(times, way, "eager"),
             "exposed ms": exposed * 1e3,
             "exposed of inductor": exposed / plain if plain else math.nan,
+            "peak of inductor": peak[way] / peak["inductor"] if "inductor" in peak else math.nan,
         }
     return {
         "what": PROGRAMS[name].what,

@@ -15,7 +15,16 @@ def table(name: str, program: dict[str, Any]) -> Table:
         caption_justify="left",
     )
     made.add_column("")
-    for column in ("ms", "spread", "of bound", "of inductor", "of eager", "exposed ms", "exposed vs. inductor"):
+    for column in (
+        "ms",
+        "spread",
+        "of bound",
+        "of inductor",
+        "of eager",
+        "exposed ms",
+        "exposed vs. inductor",
+        "peak memory of inductor",
+    ):
         made.add_column(column, justify="right")
     for way, row in program["ways"].items():
         if "failed" in row:
@@ -30,6 +39,7 @@ def table(name: str, program: dict[str, Any]) -> Table:
             f"{row['of eager']:.2f}",
             f"{row['exposed ms']:.1f}",
             f"{100 * (row['exposed of inductor'] - 1):+.0f} %",
+            f"{row['peak of inductor']:.2f}",
         )
     return made
 

@@ -20,7 +20,9 @@ def test_ratios():
     times = {way: fast for way in WAYS} | {"inductor": slow, "communication alone": [1.5] * 3}
     times |= {alone: [1.0] * 3 for alone in ALONE.values()}
     late = {**times, "communication alone": [1.6] * 3}  # the other rank
-    found = run.figures("halves", [{"times": t, "failed": {}, "bandwidth": 125e6} for t in (times, late)])
+    peaks = {**dict.fromkeys(WAYS, 8), "tp_inductor": 6}
+    rest = {"peaks": peaks, "failed": {}, "bandwidth": 125e6}
+    found = run.figures("halves", [{"times": t, **rest} for t in (times, late)])
     ours = found["ways"]["tp_inductor"]
     assert (found["compute ms"], found["communication ms"], found["bound ms"], found["gbps"]) == (1e3, 1.6e3, 1.6e3, 1)
     assert ours == {
@@ -31,16 +33,18 @@ def test_ratios():
         "of eager": 1,
         "exposed ms": 1e3,
         "exposed of inductor": 1 / 3,
+        "peak of inductor": 0.75,
     }
     assert found["ways"]["inductor"]["spread"] == 1.0  # quartiles 4 and 8, median 4
 
 
 def test_a_way_that_fails_is_told():
     times = {way: [1.0, 1.0] for way in [*WAYS, *ALONE.values(), "communication alone"]}
-    del times["tp_inductor"]
-    failed = {"tp_inductor": "RuntimeError: no"}
-    found = run.figures("halves", [{"times": times, "failed": failed, "bandwidth": 1.0}])
+    del times["tp_inductor"], times["inductor"]
+    failed = dict.fromkeys(["tp_inductor", "inductor"], "RuntimeError: no")
+    found = run.figures("halves", [{"times": times, "peaks": {}, "failed": failed, "bandwidth": 1.0}])
     assert found["ways"]["tp_inductor"] == {"failed": "RuntimeError: no"}
+    assert found["ways"]["eager"]["of eager"] == 1 and math.isnan(found["ways"]["eager"]["of inductor"])
 
 
 @pytest.mark.parametrize("programs", [["halves", "handle pair"]])
