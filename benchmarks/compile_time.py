@@ -18,10 +18,9 @@ from torch.fx import Graph, GraphModule
 import tp_compile_pass  # noqa: F401
 from benchmarks.llama import batch, llama
 from benchmarks.sampler import INTERVAL, sampling
-from tp_compile_pass.backend import CAPTURE_PASSES
+from tp_compile_pass.backend import CAPTURE_PASSES, GRAPH_PASSES
 from tp_compile_pass.options import TPOptions
 from tp_compile_pass.passes.base import PassContext
-from tp_compile_pass.passes.contiguous_inputs import ContiguousInputs
 from tp_compile_pass.passes.pipeline import run_passes
 from tp_compile_pass.report.collect import collective_records
 from tp_compile_pass.report.record import GraphReport
@@ -95,7 +94,7 @@ def passes_alone(nodes: int) -> dict[str, float]:
 
     steps = {
         "passes over the captured graph": lambda: run(CAPTURE_PASSES, "captured"),
-        "passes after AOTAutograd": lambda: run([ContiguousInputs()], "inference"),
+        "passes after AOTAutograd": lambda: run(GRAPH_PASSES, "inference"),
         "the report's collectives": lambda: collective_records(gm, "inference"),
         "the verifier": lambda: check_graph(gm, "inference", options, report),
     }
