@@ -1,5 +1,6 @@
 """The links that ranks can be put on. Each: a backend, what a rank does first, and how it sets its link's speed."""
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ def sent_bytes(elements: list[int], world: int) -> float:
     return sum(link.ring_bytes("all_reduce", 4 * count, 4 * count, world) for count in elements)
 
 
+@functools.cache  # its name is in the graphs: another one each time would miss Inductor's cache
 def no_link() -> dist.ProcessGroup:
     """A group of all ranks whose collectives do nothing."""
     from torch.testing._internal.distributed import fake_pg  # noqa: F401 (registers it)
