@@ -22,7 +22,7 @@ def table(name: str, program: dict[str, Any]) -> Table:
         "of inductor",
         "of eager",
         "exposed ms",
-        "exposed vs. inductor",
+        "vs. inductor",
         "peak memory of inductor",
     ):
         made.add_column(column, justify="right")
