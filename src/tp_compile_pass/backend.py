@@ -24,6 +24,7 @@ from tp_compile_pass.passes.pipeline import run_passes
 from tp_compile_pass.report import record
 from tp_compile_pass.report.collect import collective_records
 from tp_compile_pass.report.record import GraphReport
+from tp_compile_pass.schedule.run import Overlap
 from tp_compile_pass.verify.check import check_graph
 from tp_compile_pass.verify.rank_check import check_ranks
 
@@ -92,8 +93,9 @@ def _compile(
             context.keep()
     report.boundary += entry.records
     observe = partial(_observe, tp=tp, report=report, goes_on=compat.ends_in_graph_break(gm))
+    overlap = Overlap(gm, tp, report)
     with entry.compiling():
-        compiled = entry.wrap(inner(gm, entry.inputs, observe))
+        compiled = entry.wrap(inner(gm, entry.inputs, observe, overlap))
     if not report.phases:
         report.collectives[:0] = captured
         if tp.inner != "eager":
