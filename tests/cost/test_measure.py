@@ -22,7 +22,7 @@ def measured():
 
 
 def figures_of_a_late_rank_0():
-    shared._current = None
+    shared._current.world = None  # as if the process group had been made anew
     shared.TIMEOUT = 0.2
     if dist.get_rank() == 1:
         costs, remark = shared.costs("cpu")
