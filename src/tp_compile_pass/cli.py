@@ -71,8 +71,8 @@ def calibrate(
     found = measure.calibrate(device)
     if dist.get_rank() == 0:
         typer.echo(
-            f"{found.flops / 1e9:.1f} GFLOP/s, {found.memory / 1e9:.1f} GB/s of memory, {found.launch * 1e6:.1f} us per "
-            f"kernel; {found.key.backend}, {found.key.world} ranks: {found.latency * 1e6:.1f} us per step, "
+            f"{found.flops / 1e9:.1f} GFLOP/s, {found.memory / 1e9:.1f} GB/s of memory, "
+            f"{found.launch * 1e6:.1f} us per kernel; {found.key.backend}, {found.key.world} ranks: {found.latency * 1e6:.1f} us per step, "
             f"{found.bandwidth / 1e9:.3f} GB/s\nkept in {found.key.path}"
         )
     dist.destroy_process_group()
