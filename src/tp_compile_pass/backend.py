@@ -25,6 +25,7 @@ from tp_compile_pass.passes.pipeline import run_passes
 from tp_compile_pass.report import record
 from tp_compile_pass.report.collect import collective_records
 from tp_compile_pass.report.record import GraphReport
+from tp_compile_pass.schedule.run import Overlap
 from tp_compile_pass.verify.check import check_graph
 from tp_compile_pass.verify.rank_check import check_ranks
 
@@ -98,7 +99,7 @@ def _compile(
         report.notes.append(f"not stored in torch's precompile cache: {reason}")
         keeping_out = compat_precompile.kept_out_of_precompile_cache(reason)
     with entry.compiling(), keeping_out:
-        compiled = entry.wrap(inner(gm, entry.inputs, observe))
+        compiled = entry.wrap(inner(gm, entry.inputs, observe, Overlap(gm, tp, report)))
     if not report.phases:
         report.collectives[:0] = captured
         if tp.inner != "eager":

@@ -41,3 +41,38 @@ def demo(
         raise typer.Exit(2)
     if not run(Console(), json_file):
         raise typer.Exit(1)
+
+
+@app.command()
+def calibrate(
+    device: Annotated[str, typer.Option(help="The type of the device that the programs run on.")] = "cpu",
+    backend: Annotated[str, typer.Option(help="The process-group backend; by default the usual one.")] = "",
+) -> None:
+    """Measure this machine and the connection between its ranks, for `tp.overlap` to decide by.
+
+    Started as the programs are, by torchrun with as many ranks on as many hosts: `torchrun --nproc-per-node 8
+    --no-python tp-compile-pass calibrate`. The result is kept in the user's cache directory and used from then on.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        typer.echo(
+            "calibrate measures how ranks communicate, so start two or more:\n"
+            "    torchrun --nproc-per-node 2 --no-python tp-compile-pass calibrate",
+            err=True,
+        )
+        raise typer.Exit(2)
+    import torch
+    import torch.distributed as dist
+
+    from tp_compile_pass.cost import measure
+
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(backend or None)
+    found = measure.calibrate(device)
+    if dist.get_rank() == 0:
+        typer.echo(
+            f"{found.flops / 1e9:.1f} GFLOP/s, {found.memory / 1e9:.1f} GB/s of memory, "
+            f"{found.launch * 1e6:.1f} us per kernel; {found.key.backend}, {found.key.world} ranks: "
+            f"{found.latency * 1e6:.1f} us per step, {found.bandwidth / 1e9:.3f} GB/s\nkept in {found.key.path}"
+        )
+    dist.destroy_process_group()

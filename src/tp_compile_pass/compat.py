@@ -12,13 +12,10 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from importlib import metadata
-from typing import Any, cast
+from contextlib import ExitStack, nullcontext
+from typing import Any
 
 import torch
-
-from tp_compile_pass import compat_fusion
 
 OLDEST = (2, 5)
 CHECKED = ("2.5.1", "2.6.0", "2.9.1", "2.13.0", "2.15.0")
@@ -84,37 +81,6 @@ def copies_inputs(mode: str | None, options: dict[str, Any], patches: dict[str, 
 
     settings = {**inductor_wrapper(mode, options, None).config, **(patches or {})}
     return "CUDA graphs copy their inputs first" if settings.get("triton.cudagraphs", config.triton.cudagraphs) else ""
-
-
-def compile_fx(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    wrapper: Any,
-    config_patches: dict[str, Any] | None,
-    observe: Callable[[torch.fx.GraphModule, str], None],
-) -> CompiledFn:
-    """Compiles with Inductor as `wrapper(gm, example_inputs)` does, and calls `observe(graph, phase)` with each graph
-    after AOTAutograd ("forward", "backward" or "inference"), before Inductor looks it up in its cache.
-
-    The hook is `compile_fx`'s `inner_compile` parameter: unlike a custom pass in the config it is there on every
-    version and sees the graph even when the FX graph cache then hits. What it changes shows in the cache keys by
-    `mark_cache_key`.
-    """
-    from torch._inductor import compile_fx as module
-
-    def inner_compile(graph: torch.fx.GraphModule, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        backward, inference = kwargs.get("is_backward", False), kwargs.get("is_inference", False)
-        observe(graph, "backward" if backward else "inference" if inference else "forward")
-        with compat_fusion.keeping_writes_in_between():
-            return module.compile_fx_inner(graph, inputs, *args, **kwargs)
-
-    extra: dict[str, Any] = {}
-    if "compile_region_name" in inspect.signature(module.compile_fx).parameters:
-        extra["compile_region_name"] = getattr(wrapper, "name", None)
-    patches = {**wrapper.config, **(config_patches or {})}
-    patches = mark_cache_key(patches, f"tp_compile_pass {metadata.version('tp-compile-pass')}")
-    compiled = module.compile_fx(gm, example_inputs, inner_compile=inner_compile, config_patches=patches, **extra)
-    return cast(CompiledFn, compiled)
 
 
 # ---------------------------------------------------------------------------------------------------- distributed
@@ -266,20 +232,6 @@ WAITS_ON_A_COPY = (2, 6) < TORCH < (2, 13)
 TRACES_ALL_GATHER_LISTS = TORCH >= (2, 13)
 
 
-def mark_cache_key(patches: dict[str, Any], marker: str) -> dict[str, Any]:
-    """`patches` of Inductor's config plus one that changes nothing but the keys of its caches and AOTAutograd's.
-
-    AOTAutograd's key knows the captured graph and the config only, so a graph that we edit after it needs this, or a
-    result that plain Inductor stored would be loaded instead.
-    """
-    from torch._inductor import config
-
-    if not hasattr(config, "unsafe_marked_cacheable_functions"):
-        return patches  # a release that was not checked: the keys stay as they are
-    known = {**config.unsafe_marked_cacheable_functions, **patches.get("unsafe_marked_cacheable_functions", {})}
-    return {**patches, "unsafe_marked_cacheable_functions": {**known, marker: "tp_compile_pass"}}
-
-
 def is_contiguous(value: object) -> bool:
     """Whether a (fake) tensor is known to be contiguous; true for what is no tensor. Guards on no symbolic size."""
     if not isinstance(value, torch.Tensor):
@@ -349,6 +301,21 @@ def group_ranks(name: str) -> tuple[int, ...] | None:
     """The global ranks of the process group called `name`, in its order; None where this process has no such group."""
     group = process_group(name)
     return None if group is None else tuple(torch.distributed.get_process_group_ranks(group))
+
+
+def group_backend(name: str, device: str) -> str:
+    """The backend ("gloo", "nccl", …) by which the process group called `name` communicates from `device`, a device
+    type; "" where this process has no such group."""
+    group = process_group(name)
+    if group is None:
+        return ""
+    backends = dict(part.split(":") for part in torch.distributed.get_backend_config(group).split(",") if ":" in part)
+    return backends.get(device) or str(torch.distributed.get_backend(group))
+
+
+def group_name(group: Any) -> str:
+    """The name of a process group."""
+    return str(group.group_name)
 
 
 def world_group() -> Any:
@@ -437,12 +404,16 @@ def aot_autograd(gm: torch.fx.GraphModule, inputs: Sequence[Any], **compilers: A
     return make(**compilers)(gm, inputs)
 
 
-def without_aot_cache() -> Any:
-    """A context manager under which AOTAutograd builds its graphs anew, for us to see them, instead of loading compiled
-    code. Inductor's own cache stays on: it is asked after that."""
+def without_caches() -> Any:
+    """A context manager under which AOTAutograd builds its graphs and Inductor its schedules anew, for us to see them,
+    instead of loading compiled code. Kernels that were compiled before are still found."""
     from torch._functorch import config
+    from torch._inductor import config as inductor_config
 
-    return config.patch(enable_autograd_cache=False)
+    stack = ExitStack()
+    stack.enter_context(config.patch(enable_autograd_cache=False))
+    stack.enter_context(inductor_config.patch(fx_graph_cache=False))
+    return stack
 
 
 def compile_backward_at_once() -> Any:

@@ -17,9 +17,9 @@ def explain(fn: Callable[..., Any], **compile_kwargs: Any) -> Callable[..., Repo
 
     `explain(fn)(*args, **kwargs)` compiles `fn` (a function or module; one that is compiled already is compiled anew
     from its original), runs it once on the arguments and returns the Report. Every rank of the process groups that
-    `fn` communicates on has to call it, as for `fn` itself. AOTAutograd's cache is not read, so that every
-    graph is seen; compiled code of this process is dropped (`torch.compiler.reset()`) and is compiled anew on its next
-    call.
+    `fn` communicates on has to call it, as for `fn` itself. Torch's caches of compiled graphs are not read, so that
+    every graph and its order is seen; compiled code of this process is dropped (`torch.compiler.reset()`) and is
+    compiled anew on its next call.
 
     Keywords go to `torch.compile` (dynamic, mode, options, fullgraph). The backward graph is included where the torch
     version can compile it at once (2.8 and later); before, it joins the report when `.backward()` runs.
@@ -29,7 +29,7 @@ def explain(fn: Callable[..., Any], **compile_kwargs: Any) -> Callable[..., Repo
     def run(*args: Any, **kwargs: Any) -> Report:
         torch.compiler.reset()
         compiled = torch.compile(original, backend="tp_inductor", **compile_kwargs)
-        with record.collecting() as graphs, compat.without_aot_cache(), compat.compile_backward_at_once():
+        with record.collecting() as graphs, compat.without_caches(), compat.compile_backward_at_once():
             compiled(*args, **kwargs)
         return Report(graphs)
 

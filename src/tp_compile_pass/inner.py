@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from tp_compile_pass import compat
+from tp_compile_pass import compat, compat_inductor
 from tp_compile_pass.options import TPOptions
 from tp_compile_pass.report.record import GraphReport
+from tp_compile_pass.schedule.run import Overlap
 
 Observe = Callable[[torch.fx.GraphModule, str], None]
-#: Compiles a graph: (graph, example inputs, observe) → callable. `observe(graph, phase)` is called with every graph
-#: that leaves AOTAutograd.
-Inner = Callable[[torch.fx.GraphModule, Sequence[Any], Observe], Callable[..., Any]]
+#: Compiles a graph: (graph, example inputs, observe, overlap) → callable. `observe(graph, phase)` is called with every
+#: graph that leaves AOTAutograd, and `overlap` orders those that Inductor compiles.
+Inner = Callable[[torch.fx.GraphModule, Sequence[Any], Observe, Overlap], Callable[..., Any]]
 
 
 def inner_compiler(
@@ -29,18 +30,20 @@ def inner_compiler(
     but another compiler is asked for, each is warned about by name, since it has no effect."""
     wrapper = compat.inductor_wrapper(mode, options, name)
     if tp.inner == "inductor":
-        return lambda gm, inputs, observe: compat.compile_fx(gm, inputs, wrapper, config_patches, observe)
+        return lambda gm, inputs, observe, overlap: compat_inductor.compile_fx(
+            gm, inputs, wrapper, config_patches, observe, overlap.compile, overlap.marker
+        )
     unused = [f"option {key!r}" for key in options] + ([f"mode {mode!r}"] if mode and mode != "default" else [])
     for setting in unused:
         report.warn(f"{setting} has no effect with tp.inner={tp.inner!r}")
     return _aot_eager if tp.inner == "aot_eager" else _eager
 
 
-def _eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], observe: Observe) -> Callable[..., Any]:
+def _eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], observe: Observe, _: Overlap) -> Callable[..., Any]:
     return gm.forward
 
 
-def _aot_eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], observe: Observe) -> Callable[..., Any]:
+def _aot_eager(gm: torch.fx.GraphModule, inputs: Sequence[Any], observe: Observe, _: Overlap) -> Callable[..., Any]:
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 
     def compiler(phase: str) -> Callable[..., Any]:

@@ -45,6 +45,17 @@ class TPOptions(BaseModel):
         "ours that breaks a rule is undone in either case.",
     )
 
+    overlap: bool = Field(
+        True,
+        description="Order kernels, collectives and waits so that communication runs behind compute.",
+    )
+    memory_slack: float = Field(
+        0.05,
+        ge=0,
+        description="How much more memory `tp.overlap` may take at its peak than Inductor's order does, as a share of "
+        "that.",
+    )
+
     rank_check: Literal["off", "warn", "error"] = Field(
         "off",
         description="Compare, at compile time, what the ranks of each process group will communicate. `warn` does so "

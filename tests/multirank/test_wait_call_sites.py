@@ -333,7 +333,7 @@ def lines_of_waits():
     def keep(graph):
         lines.extend(n.meta.get("stack_trace", "") for n in graph.nodes if "wait_tensor" in str(n.target))
 
-    with torch._inductor.config.patch(post_grad_custom_post_pass=keep), compat.without_aot_cache():
+    with torch._inductor.config.patch(post_grad_custom_post_pass=keep), compat.without_caches():
         torch.compile(plain(mesh())[0], backend="tp_inductor", fullgraph=True)(torch.ones(2, 3))
     return lines
 

@@ -52,14 +52,8 @@ def may_communicate(node: Node) -> bool:
     a function of torch.distributed left in a Dynamo graph, and any operation on a DTensor. Such a node is ordered with
     every collective.
     """
-    name = op_name(node)
-    if name:
-        if name in table.ROWS or name in table.WAITS or name in table.LOCAL:
-            return False
-        if table.declared(name) or name.split("::")[0] in table.COMMUNICATING_NAMESPACES:
-            return True
-        schema = schema_of(node)
-        return schema is not None and any(_is_group(argument) for argument in schema.arguments)
+    if op_name(node):
+        return op_may_communicate(node.target)
     if node.op == "call_function":
         if str(getattr(node.target, "__module__", "")).startswith("torch.distributed."):
             return True
@@ -69,6 +63,22 @@ def may_communicate(node: Node) -> bool:
     if node.op in ("call_function", "call_method"):
         return any(compat.is_dtensor(example_value(n)) for n in (node, *node.all_input_nodes))
     return False
+
+
+def op_may_communicate(op: Any) -> bool:
+    """The same for a torch op, without the node that calls it."""
+    name = _qualified(op)
+    if not name or name in table.ROWS or name in table.WAITS or name in table.LOCAL:
+        return False
+    if table.declared(name) or name.split("::")[0] in table.COMMUNICATING_NAMESPACES:
+        return True
+    overload = getattr(op, "default", None) if isinstance(op, compat.OpOverloadPacket) else op
+    return isinstance(overload, compat.OpOverload) and any(map(_is_group, overload._schema.arguments))
+
+
+def row_of(op: Any) -> CollectiveOp | None:
+    """The table's row for a torch op; None for one that starts no collective that the table knows."""
+    return table.ROWS.get(_qualified(op))
 
 
 def _is_group(argument: Any) -> bool:

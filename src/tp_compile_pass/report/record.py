@@ -72,6 +72,41 @@ class CollectiveRecord:
 
 
 @dataclass(frozen=True)
+class ScheduledCollective:
+    """A collective in a ScheduleRecord. `transfer_seconds` is what it takes by the cost model; `exposed_before` and
+    `exposed_after` how long the compute stream stands still for it in Inductor's order and in ours."""
+
+    kind: str
+    group: str
+    line: SourceLine | None
+    transfer_seconds: float
+    exposed_before: float
+    exposed_after: float
+
+
+@dataclass
+class ScheduleRecord:
+    """The order that a graph's kernels and collectives got, against Inductor's ("before"). All seconds are the cost
+    model's, by the figures from `source`; peaks are the bytes of its inputs, constants and buffers that are alive at
+    once. `moved` counts the steps that changed their place."""
+
+    phase: str
+    compute_seconds: float
+    transfer_seconds: float
+    exposed_before: float
+    exposed_after: float
+    peak_before: int
+    peak_after: int
+    moved: int
+    source: str
+    #: The steps in the order planned: the op of a collective, "wait", or "kernels" for those in between.
+    planned: list[str] = field(default_factory=list)
+    #: The steps of the code that Inductor generated; None where it was not read (C++ code, or several lists in one).
+    emitted: list[str] | None = None
+    collectives: list[ScheduledCollective] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Finding:
     """A rule of the verifier that a graph breaks: where (`phase`, the graph node, the user's line), what is wrong and
     what to do. `severity` is "error" where wrong numbers or a hang are certain to be possible, else "warning"."""
@@ -103,6 +138,8 @@ class GraphReport:
     #: from its AOTAutograd cache is never rebuilt, and its phases stay absent.
     phases: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    #: One per scheduled list of kernels; none for a graph that was loaded from Inductor's cache.
+    schedules: list[ScheduleRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tp_compile_pass.report.record import GraphReport, Place, Report
+from tp_compile_pass.report.record import GraphReport, Place, Report, ScheduleRecord
 from tp_compile_pass.report.source import SourceLine
 
 
@@ -49,6 +49,8 @@ def _graph(graph: GraphReport, torch_version: str) -> RenderableType:
         parts.add_row(table)
     else:
         parts.add_row(Text("no collective in the graph"))
+    for schedule in graph.schedules:
+        parts.add_row(Text(_schedule(schedule)))
     for finding in graph.findings:
         parts.add_row(Text(f"{finding.severity}: {finding}", "red" if finding.severity == "error" else "yellow"))
     for note in graph.notes:
@@ -57,6 +59,22 @@ def _graph(graph: GraphReport, torch_version: str) -> RenderableType:
         parts.add_row(Text(f"warning: {warning}", "yellow"))
     title = f"graph {graph.compile_id or '?'} · {graph.inner} · torch {torch_version}"
     return Panel(parts, title=Text(title), title_align="left")
+
+
+def _schedule(record: ScheduleRecord) -> str:
+    emitted = "not read" if record.emitted is None else "as planned"
+    if record.emitted not in (None, record.planned):
+        emitted = "in another order than planned"
+    return (
+        f"order of the {record.phase} graph: exposed communication {_ms(record.exposed_before)} → "
+        f"{_ms(record.exposed_after)} of {_ms(record.transfer_seconds)}, beside {_ms(record.compute_seconds)} of "
+        f"compute; peak memory {record.peak_before / 1e6:.1f} → {record.peak_after / 1e6:.1f} MB; "
+        f"{record.moved} steps moved; generated code {emitted} (by the cost model, {record.source})"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
 
 
 def _place(mark: str, place: Place) -> Text:
