@@ -31,11 +31,11 @@ Form = Literal["kernel", "extern", "collective", "wait", "nothing"]
 
 @dataclass
 class Output:
-    """A buffer that a scheduler node makes: its name, its bytes, whose memory it is where that is not its own, and
-    whether the node itself reads it (as fused kernels do)."""
+    """A buffer that a scheduler node makes: its name, whether it takes memory, whose that is where it is not its own,
+    and whether the node itself reads it (as fused kernels do)."""
 
     name: str
-    bytes: sympy.Expr
+    takes_memory: bool
     memory_of: str
     read_inside: bool
 
@@ -172,8 +172,8 @@ def _graph() -> Any:
 
 def hint(size: sympy.Expr | int) -> int:
     """The size that this compilation was made for; 0 for one that only the run will tell."""
-    if isinstance(size, int):
-        return size
+    if isinstance(size, (int, sympy.Integer)):
+        return int(size)
     sizes = _graph().sizevars
     look_up = getattr(sizes, "optimization_hint", None) or sizes.size_hint
     return int(look_up(size, fallback=0))
@@ -236,10 +236,8 @@ def _output(buffer: Any, inside: set[str]) -> Output:
     name = buffer.get_name()
     memory_of = _graph().scheduler.mutation_real_name.get(name, name)
     layout = getattr(buffer.node, "layout", None)
-    size: Any = sympy.Integer(0)
-    if memory_of == name and layout is not None and not isinstance(layout, (ir.NoneLayout, ir.MultiOutputLayout)):
-        size = buffer.node.get_numel() * buffer.node.get_dtype().itemsize
-    return Output(name, size, memory_of, name in inside)
+    shapeless = layout is None or isinstance(layout, (ir.NoneLayout, ir.MultiOutputLayout))
+    return Output(name, memory_of == name and not shapeless, memory_of, name in inside)
 
 
 def output_names() -> frozenset[str]:
@@ -247,31 +245,33 @@ def output_names() -> frozenset[str]:
     return frozenset(_graph().get_output_names())
 
 
-def accessed_bytes(snode: Any, internal: set[str]) -> sympy.Expr:
-    """Bytes that the kernel reads and writes: each buffer once, and of each no more than the kernel indexes. Those in
-    `internal` stay in registers."""
+def size_of(name: str) -> tuple[int, int]:
+    """Elements of a buffer, input or constant, and bytes of each; (0, 0) for what is no tensor."""
+    graph = _graph()
+    with suppress(KeyError, NotImplementedError, AttributeError):
+        return hint(graph.get_numel(name)), graph.get_dtype(name).itemsize
+    return 0, 0
+
+
+def indexed(snode: Any) -> dict[str, Callable[[], int]]:
+    """What a kernel reads and writes, by name, with a function that says how many elements of it the kernel indexes
+    (slow, and seldom less than all)."""
     from torch._inductor.dependencies import WeakDep
 
-    graph = _graph()
-    indexed: dict[str, Any] = {}
+    deps: dict[str, list[Any]] = {}
     for dep in (*snode.read_writes.reads, *snode.read_writes.writes):
-        if dep.name not in internal and not isinstance(dep, WeakDep):
-            with suppress(KeyError, NotImplementedError, AttributeError):
-                indexed[dep.name] = indexed.get(dep.name, 0) + dep.get_numel()
-    total: Any = sympy.Integer(0)
-    for name in sorted(indexed):
-        with suppress(KeyError, NotImplementedError, AttributeError):  # no tensor
-            total += sympy.Min(indexed[name], graph.get_numel(name)) * graph.get_dtype(name).itemsize
-    return total
+        if not isinstance(dep, WeakDep):
+            deps.setdefault(dep.name, []).append(dep)
+    return {name: functools.partial(_elements, found) for name, found in deps.items()}
 
 
-def inputs() -> dict[str, sympy.Expr]:
-    """The bytes of the graph's tensor inputs and constants, by name."""
-    graph, found = _graph(), {}
-    for name in (*graph.graph_inputs, *graph.constants):
-        with suppress(KeyError, NotImplementedError, AttributeError):  # an input that is a number
-            found[name] = graph.get_numel(name) * graph.get_dtype(name).itemsize
-    return found
+def _elements(deps: list[Any]) -> int:
+    return sum(hint(dep.get_numel()) for dep in deps)
+
+
+def input_names() -> list[str]:
+    """The graph's inputs and constants."""
+    return [*_graph().graph_inputs, *_graph().constants]
 
 
 def freeable_inputs(snodes: Sequence[Any]) -> set[str]:

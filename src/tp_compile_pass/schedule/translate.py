@@ -36,6 +36,7 @@ class _Translator:
         self.facts = [compat_inductor.node_facts(snode) for snode in snodes]
         self.owner = {out.name: index for index, node in enumerate(self.facts) for out in node.outputs}
         self.kept = compat_inductor.output_names()
+        self.sizes: dict[str, tuple[int, int]] = {}
         self.users: dict[str, set[int]] = {}
         self.real = {out.name: out.memory_of for node in self.facts for out in node.outputs}
         for index, node in enumerate(self.facts):
@@ -121,8 +122,29 @@ class _Translator:
         if node.device == "cuda" and (known := compat_inductor.estimated_seconds(snode)) > 0:
             return known
         flops = next((count for fx in node.fx if (count := _number(fx_cost.flops(fx)))), 0.0)
-        moved = _number(compat_inductor.accessed_bytes(snode, self._internal(node)))
-        return kernel_seconds(flops, moved, self.costs.machine)
+        return kernel_seconds(flops, self._moved(snode, node), self.costs.machine)
+
+    def _moved(self, snode: Any, node: NodeFacts) -> int:
+        """Bytes that a kernel reads and writes: each buffer once, and of each no more than the kernel indexes. What
+        stays inside the kernel is in registers."""
+        internal = self._internal(node)
+        largest = max((self._size(out.name)[0] for out in node.outputs), default=0)
+        total = 0
+        for name, count in compat_inductor.indexed(snode).items():
+            elements, itemsize = (0, 0) if name in internal else self._size(self._memory(name))
+            # Only of something larger than its results can a kernel want a part.
+            total += (min(elements, count()) if elements > largest else elements) * itemsize
+        return total
+
+    def _size(self, name: str) -> tuple[int, int]:
+        """Elements of a buffer, and bytes of each."""
+        if name not in self.sizes:
+            self.sizes[name] = compat_inductor.size_of(name)
+        return self.sizes[name]
+
+    def _bytes(self, name: str) -> int:
+        elements, itemsize = self._size(name)
+        return elements * itemsize
 
     def _internal(self, node: NodeFacts) -> set[str]:
         return {out.name for out in node.outputs if out.read_inside and self._stays_inside(out.name)}
@@ -135,20 +157,20 @@ class _Translator:
         kept = {self._memory(name) for name in self.kept}
         for index, node in enumerate(self.facts):
             for out in node.outputs:
-                if out.memory_of == out.name and not (out.read_inside and self._stays_inside(out.name)):
-                    size = compat_inductor.hint(out.bytes)
+                if out.takes_memory and not (out.read_inside and self._stays_inside(out.name)):
+                    size = self._bytes(out.name)
                     users = tuple(sorted(self.users.get(out.name, ())))
                     if size:
                         found.append(Buffer(size, index, users, out.name in kept))
-        inputs, freeable = compat_inductor.inputs(), compat_inductor.freeable_inputs(self.snodes)
+        freeable = compat_inductor.freeable_inputs(self.snodes)
         readers: dict[str, list[int]] = {name: [] for name in freeable}
         for index, snode in enumerate(self.snodes if freeable else ()):
             for name in compat_inductor.read_names(snode):
                 if name in readers:
                     readers[name].append(index)
-        for name, size in inputs.items():
+        for name in compat_inductor.input_names():
             users = tuple(readers.get(name, ()))
-            found.append(Buffer(compat_inductor.hint(size), -1, users, name in kept or not users))
+            found.append(Buffer(self._bytes(name), -1, users, name in kept or not users))
         return found
 
 
