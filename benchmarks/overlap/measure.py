@@ -24,7 +24,7 @@ _KEEPING_MEMORY = [
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "eager": ("", {}),
     "inductor": ("inductor", {}),
-    "inductor, memory-aware reordering": (
+    "inductor, keeping memory": (
         "inductor",
         {**_REORDER, "reorder_for_compute_comm_overlap_passes": _KEEPING_MEMORY},
     ),

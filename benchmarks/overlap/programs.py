@@ -159,9 +159,8 @@ def _handle_pair(group: dist.ProcessGroup, size: Size) -> Case:
 def _two_half_block(group: dist.ProcessGroup, size: Size) -> Case:
     batch, heads, layers = 4, 4, size.layers // 2
     part, width = size.hidden // group.size(), size.width // group.size()
-    weights = _weights(
-        size, group.size(), (size.width, 3 * width), (width, size.width), (size.width, part), (part, size.width)
-    )
+    shapes = (size.width, 3 * width), (width, size.width), (size.width, part), (part, size.width)
+    weights = _weights(size, *shapes)
 
     def attention(x, qkv, out):
         q, k, v = (x @ qkv).view(*x.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)

@@ -23,7 +23,7 @@ def table(name: str, program: dict[str, Any]) -> Table:
         "of eager",
         "exposed ms",
         "vs. inductor",
-        "peak memory of inductor",
+        "memory",
     ):
         made.add_column(column, justify="right")
     for way, row in program["ways"].items():

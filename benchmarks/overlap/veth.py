@@ -8,7 +8,9 @@ import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -33,6 +35,7 @@ def link() -> Iterator[Link]:
     """Two namespaces and the pair, torn down at the end. Raises OSError with the command where the kernel refuses."""
     names = (f"tp-bench-{os.getpid()}-0", f"tp-bench-{os.getpid()}-1")
     made = []
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else nothing would be torn down
     try:
         for name in names:
             _run("ip", "netns", "add", name)
@@ -48,6 +51,7 @@ def link() -> Iterator[Link]:
     finally:
         for name in made:  # the pair goes with its namespaces
             _run("ip", "netns", "delete", name)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _enter(names: tuple[str, ...]) -> None:
