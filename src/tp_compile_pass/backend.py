@@ -26,7 +26,7 @@ from tp_compile_pass.report import record
 from tp_compile_pass.report.collect import collective_records
 from tp_compile_pass.report.record import GraphReport
 from tp_compile_pass.schedule.run import Overlap
-from tp_compile_pass.verify.check import check_graph
+from tp_compile_pass.verify.check import check_captured, check_graph
 from tp_compile_pass.verify.rank_check import check_ranks
 
 compat.require_supported_torch()
@@ -65,6 +65,7 @@ def tp_inductor(
     if (captured := work.take()) is not None:
         report.passes.append(captured)
     run_passes(CAPTURE_PASSES, gm, PassContext(tp, "captured"), report)
+    check_captured(gm, tp, report)
     check_ranks(gm, tp, report)
     copies_inputs = compat.copies_inputs(mode, inductor_options, config_patches)
     compiled = _compile(gm, example_inputs, inner, tp, report, copies_inputs)
@@ -73,7 +74,14 @@ def tp_inductor(
 
 
 work.install(tp_inductor)
-tp_inductor.reset = compat.reset_inductor  # type: ignore[attr-defined]  # called by torch._dynamo.reset()
+
+
+def _reset() -> None:
+    compat.reset_inductor()
+    work.forget()
+
+
+tp_inductor.reset = _reset  # type: ignore[attr-defined]  # called by torch._dynamo.reset()
 
 
 def _compile(

@@ -245,6 +245,24 @@ def is_contiguous(value: object) -> bool:
     return True
 
 
+def memory_range(value: object) -> tuple[int, int, int] | None:
+    """The memory that a (fake) tensor covers: its storage, and the bytes at which it begins and ends there. None for
+    what is no plain tensor, or whose sizes are not known; guards on no symbolic size."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    numbers = (*value.shape, *value.stride(), value.storage_offset())
+    if not all(isinstance(number, int) for number in numbers):
+        return None
+    try:
+        storage = value.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # a subclass without memory of its own
+        return None
+    last = sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
+    begin = int(value.storage_offset())
+    end = begin if value.numel() == 0 else begin + int(last) + 1
+    return storage, begin * value.element_size(), end * value.element_size()
+
+
 def memory_order(value: torch.Tensor) -> list[int] | None:
     """The dimensions of a (fake) tensor, outermost in memory first; None where a stride has no known size."""
     steps = [step.node.hint if isinstance(step, torch.SymInt) else step for step in value.stride()]

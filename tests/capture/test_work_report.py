@@ -45,6 +45,15 @@ def made_in_eager(x, work):
     return y
 
 
+def waits_before_any_graph(x, work):
+    work.wait()  # line: before any graph
+    return x + 1
+
+
+def only_waits(work):
+    work.wait()
+
+
 def line(mark):
     source, _ = inspect.getsourcelines(inspect.getmodule(line))
     return next(i for i, text in enumerate(source, start=1) if text.endswith(f"# line: {mark}\n"))
@@ -87,6 +96,10 @@ def lists_them():
     found = call_sites(made_in_eager, x, dist.all_reduce(x, async_op=True))
     assert [(what, at) for what, at, _ in found] == [("Work.wait", line("made in eager"))]
     assert "made outside" in found[0][2]
+    found = call_sites(waits_before_any_graph, x, dist.all_reduce(x, async_op=True))
+    assert [(what, at) for what, at, _ in found] == [("Work.wait", line("before any graph"))]
+    call_sites(only_waits, dist.all_reduce(x, async_op=True))
+    assert call_sites(torch.sin, x) == []  # what no graph came to take is not laid at another's door
 
 
 def test_call_sites(ranks2):

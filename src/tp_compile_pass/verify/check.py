@@ -13,6 +13,7 @@ from tp_compile_pass.ir import collectives
 from tp_compile_pass.options import TPOptions
 from tp_compile_pass.report.record import Finding, GraphReport
 from tp_compile_pass.report.source import source_line
+from tp_compile_pass.verify import handles
 from tp_compile_pass.verify.events import Start, Trace
 from tp_compile_pass.verify.rules import GRAPH_RULES, PHASE_RULES
 from tp_compile_pass.verify.snapshot import Snapshot, snapshot
@@ -43,6 +44,16 @@ def findings(seen: Trace, phase: str) -> list[Finding]:
             finding = Finding(rule.name, phase, node.name, message, rule.advice, severity, line)
             found.setdefault((rule.name, node.name, start.node.name), finding)
     return list(found.values())
+
+
+def check_captured(gm: torch.fx.GraphModule, options: TPOptions, report: GraphReport) -> None:
+    """Warns about what the graph that Dynamo captured does with tensors that c10d is working on."""
+    if options.verify == "off":
+        return
+    with failing_closed("verifying the captured graph", options, report):
+        for finding in handles.findings(gm):
+            report.findings.append(finding)
+            report.warn(str(finding), VerifyWarning)
 
 
 def check_graph(

@@ -11,7 +11,7 @@ lost.py         the pass that keeps collectives whose result nothing uses
 """
 
 from tp_compile_pass.capture.work.lost import KeepUnused
-from tp_compile_pass.capture.work.places import take
+from tp_compile_pass.capture.work.places import forget, take
 from tp_compile_pass.capture.work.scope import install
 
-__all__ = ["KeepUnused", "install", "take"]
+__all__ = ["KeepUnused", "forget", "install", "take"]

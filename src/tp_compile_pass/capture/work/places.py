@@ -36,5 +36,18 @@ def line_of(tx: Translator) -> SourceLine:
 
 
 def take() -> PassResult | None:
-    """What was noted in the compilation that is running; None if nothing was."""
-    return _seen.pop(compat.compile_id(), None)
+    """What was noted in the compilation that is running, and in those before it that broke the graph before there was
+    one; None if nothing was."""
+    if not _seen:
+        return None
+    taken = PassResult(NAME)
+    for result in _seen.values():
+        taken.applied += result.applied
+        taken.skipped += result.skipped
+    _seen.clear()
+    return taken
+
+
+def forget() -> None:
+    """Drops what no graph came to take: Dynamo starts afresh, and counts its compilations from 0 again."""
+    _seen.clear()
