@@ -2,7 +2,7 @@
 
 Captured, such a collective works on memory of its own, and its wait writes the result into the user's tensor. What
 other code does with that tensor in between is a race in eager code. Compiled it is none, but may give what eager gives
-with bad luck only: what is written in between is lost. It shows in the graph that Dynamo captured, and in none after it.
+with bad luck only: what is written in between is lost. It shows in the graph that Dynamo captured, and in no other.
 
 Only warned about: tensors are compared by the range of addresses that they cover, which interleaved parts of one
 buffer share without overlapping. Ranges that are not known (dynamic shapes) are taken to be apart.
