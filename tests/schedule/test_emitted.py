@@ -1,6 +1,6 @@
 """Reading the order out of generated code, and comparing it with the plan."""
 
-from tp_compile_pass.schedule.emitted import difference, emitted_steps, planned_steps
+from tp_compile_pass.schedule.emitted import communication, difference, emitted_steps, planned_steps
 from tp_compile_pass.schedule.problem import Problem, Task
 
 CODE = """
@@ -47,3 +47,4 @@ def test_differences():
     assert difference(STEPS, STEPS) == ""
     assert "step 2 is 'wait' and was planned as 'kernels'" in difference(STEPS, ["kernels", "all_reduce_", "wait"])
     assert "5 steps" in difference(STEPS, STEPS[:5])
+    assert communication(STEPS) == ["all_reduce_", "wait", "wait"]

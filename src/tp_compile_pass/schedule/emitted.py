@@ -49,6 +49,12 @@ def _merged(steps: Iterable[str]) -> list[str]:
     return [step for step, run in groupby(filter(None, steps)) for _ in ([step] if step == KERNELS else run)]
 
 
+def communication(steps: Iterable[str]) -> list[str]:
+    """The collectives and waits alone. Kernels can be missing for a good reason: what a task stands for may come down
+    to no call at all (a number that is read, an assertion)."""
+    return [step for step in steps if step != KERNELS]
+
+
 def difference(planned: Sequence[str], emitted: Sequence[str]) -> str:
     """Where the generated code departs from the plan; "" where it follows it. Kernels that the code groups otherwise
     than counted here are no difference; collectives, waits and whether there are kernels between them are."""

@@ -179,4 +179,5 @@ def _number(value: Any) -> float:
     if isinstance(value, (int, float)):
         return float(value)
     symbols = sorted(value.free_symbols, key=str)
-    return float(value.subs({symbol: compat_inductor.hint(symbol) for symbol in symbols}))
+    # What only the run will tell (or another process: the size of its process group) counts as 2.
+    return float(value.subs({symbol: compat_inductor.hint(symbol) or 2 for symbol in symbols}))
