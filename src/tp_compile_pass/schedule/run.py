@@ -126,7 +126,6 @@ def _code() -> str:
 
 def _record(phase: str, translation: Translation, found: order.Plan, costs: Costs) -> ScheduleRecord:
     tasks = translation.problem.tasks
-    ops = [collectives.op_name(node).rpartition("::")[2] if node is not None else "" for node in translation.origins]
     return ScheduleRecord(
         phase=phase,
         compute_seconds=sum(task.seconds for task in tasks),
@@ -137,7 +136,7 @@ def _record(phase: str, translation: Translation, found: order.Plan, costs: Cost
         peak_after=found.after.peak,
         moved=sum(1 for place, index in enumerate(found.order) if place != index),
         source=costs.machine.source,
-        planned=emitted.planned_steps(translation.problem, ops, found.order),
+        planned=emitted.planned_steps(translation.steps, found.order),
         collectives=[
             ScheduledCollective(
                 kind=row.kind,
