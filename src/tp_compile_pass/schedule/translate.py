@@ -85,7 +85,7 @@ class _Translator:
         return Translation(Problem(tasks, self._buffers()), origins, steps)
 
     def _kind(self, node: NodeFacts) -> tuple[Kind, Node | None]:
-        """What a node is, and the graph node of a collective."""
+        """What a node is, and for a collective that the table knows its graph node."""
         if node.form == "wait":
             return "wait", None
         row = collectives.row_of(node.op)
@@ -100,7 +100,7 @@ class _Translator:
         # for (a send) does not say when its buffer is free again.
         if origin is not None and row.waited == "wait" and node.form == "collective":
             return "start", origin
-        return "wall", None
+        return "wall", origin
 
     def _inside(self, node: NodeFacts) -> bool:
         """Whether a graph that the node runs may communicate."""
