@@ -1,7 +1,6 @@
 """Reading the order out of generated code, and comparing it with the plan."""
 
-from tp_compile_pass.schedule.emitted import difference, emitted_steps, planned_steps
-from tp_compile_pass.schedule.problem import Problem, Task
+from tp_compile_pass.schedule.emitted import communication, difference, emitted_steps, planned_steps
 
 CODE = """
 aten = torch.ops.aten
@@ -29,21 +28,13 @@ def test_steps_of_generated_code():
 
 
 def test_steps_of_a_plan():
-    tasks = [
-        Task("a", seconds=1.0),
-        Task("view"),
-        Task("s", "start", (0,), queue="0"),
-        Task("b", seconds=1.0),
-        Task("c", seconds=1.0),
-        Task("w", "wait", (2,), waits_for=(2,)),
-        Task("w2", "wait", (2,), waits_for=(2,)),
-        Task("d", seconds=1.0),
-    ]
-    ops = ["", "", "all_reduce_", "", "", "", "", ""]
-    assert planned_steps(Problem(tasks), ops, range(len(tasks))) == STEPS
+    steps = ["kernels", "", "all_reduce_", "kernels", "kernels", "wait", "wait", "kernels"]
+    assert planned_steps(steps, range(len(steps))) == STEPS
+    assert planned_steps(steps, [2, 5, 6, 0, 1, 3]) == ["all_reduce_", "wait", "wait", "kernels"]
 
 
 def test_differences():
     assert difference(STEPS, STEPS) == ""
     assert "step 2 is 'wait' and was planned as 'kernels'" in difference(STEPS, ["kernels", "all_reduce_", "wait"])
     assert "5 steps" in difference(STEPS, STEPS[:5])
+    assert communication(STEPS) == ["all_reduce_", "wait", "wait"]

@@ -14,6 +14,7 @@ from overlap_cases import PROGRAMS, inputs, tensor_parallel, weights
 from tp_compile_pass import compat, reports
 from tp_compile_pass.cost import calibration, measure
 from tp_compile_pass.cost.calibration import Calibration
+from tp_compile_pass.ir import table
 from tp_compile_pass.schedule import run
 from tp_compile_pass.testing import RankPool, deferred
 
@@ -137,8 +138,9 @@ def test_nothing_passes_an_op_that_communicates_in_an_unknown_way(ranks):
 
 
 def refused():
-    run.compat_inductor.ordering_refused = lambda: "it is from the future"
-    outputs(PROGRAMS["beside"], OPTIONS, (inputs(), *weights(3)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.compat_inductor, "ordering_refused", lambda: "it is from the future")
+        outputs(PROGRAMS["beside"], OPTIONS, (inputs(), *weights(3)))
     graph = reports()[-1].graphs[0]
     return graph.notes, graph.schedules
 
@@ -182,3 +184,32 @@ def test_the_key_changes_with_the_code_and_the_figures(monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", lambda self: b"changed")
     assert run._code() != code
     run._code.cache_clear()
+
+
+def registered():
+    """A custom collective that the table knows and Inductor does not: neither it nor its wait moves."""
+    name = dist.group.WORLD.group_name
+    lib = torch.library.Library("overlap_test", "FRAGMENT")
+    lib.define("reduce(Tensor x, str group_name) -> Tensor")
+    real = torch.ops._c10d_functional.all_reduce
+    lib.impl("reduce", lambda x, group_name: real(x, "sum", group_name), "CompositeExplicitAutograd")
+    lib.impl("reduce", lambda x, group_name: torch.empty_like(x), "Meta")
+    table.register("overlap_test::reduce", table.CollectiveOp("all_reduce", reads=("x",)))
+
+    def fn(x, a, b, c):
+        mine = torch.ops._c10d_functional.wait_tensor(torch.ops.overlap_test.reduce(x @ a, name))
+        reduced = torch.ops._c10d_functional.wait_tensor(real(x @ b, "sum", name))
+        return mine + 1, reduced @ b, (x @ b) @ c
+
+    arguments = (inputs(), *weights(3))
+    want = outputs(fn, PLAIN, arguments)
+    assert all(torch.equal(a, b) for a, b in zip(outputs(fn, OPTIONS, arguments), want, strict=True))
+    (record,) = schedules("inference")
+    return record.planned, record.emitted
+
+
+def test_a_collective_that_inductor_does_not_know_is_a_wall_and_so_is_its_wait(ranks):
+    for planned, code in ranks.run(registered):
+        assert planned == code
+        communication = [step for step in code if step != "kernels"]
+        assert sorted(communication) == ["all_reduce_", "reduce", "wait", "wait"] and communication[0] == "reduce"

@@ -11,22 +11,15 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from tp_compile_pass.ir import table
-from tp_compile_pass.schedule.problem import Problem
 
 _OP = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.\w+)?\(")
 _KERNEL = re.compile(r"extern_kernels\.\w+\(|\bcpp_\w+\(|\.run\(")
 KERNELS, WAIT = "kernels", "wait"
 
 
-def planned_steps(problem: Problem, ops: Sequence[str], order: Iterable[int]) -> list[str]:
-    """The steps of a plan; `ops` has, for each task that communicates, its op."""
-    return _merged(_step(problem.tasks[index].kind, problem.tasks[index].seconds, ops[index]) for index in order)
-
-
-def _step(kind: str, seconds: float, op: str) -> str:
-    if kind == "wait":
-        return WAIT
-    return op or (KERNELS if kind == "compute" and seconds > 0 else "")
+def planned_steps(steps: Sequence[str], order: Iterable[int]) -> list[str]:
+    """The steps of a plan; `steps` has each task's, "" for one that comes down to no code."""
+    return _merged(steps[index] for index in order)
 
 
 def emitted_steps(source: str) -> list[str] | None:
@@ -47,6 +40,12 @@ def emitted_steps(source: str) -> list[str] | None:
 def _merged(steps: Iterable[str]) -> list[str]:
     """Without empty steps, and with kernels in a row as one."""
     return [step for step, run in groupby(filter(None, steps)) for _ in ([step] if step == KERNELS else run)]
+
+
+def communication(steps: Iterable[str]) -> list[str]:
+    """The collectives and waits alone. Kernels can be missing for a good reason: what a task stands for may come down
+    to no call at all (a number that is read, an assertion)."""
+    return [step for step in steps if step != KERNELS]
 
 
 def difference(planned: Sequence[str], emitted: Sequence[str]) -> str:

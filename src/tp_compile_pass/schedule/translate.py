@@ -14,15 +14,18 @@ from tp_compile_pass.cost import fx as fx_cost
 from tp_compile_pass.cost.model import Costs, kernel_seconds
 from tp_compile_pass.cost.shared import link_of
 from tp_compile_pass.ir import collectives, walk
+from tp_compile_pass.schedule import emitted
 from tp_compile_pass.schedule.problem import Buffer, Kind, Problem, Task
 
 
 @dataclass
 class Translation:
-    """The problem, and per task the graph node of the collective that it starts (None for all others)."""
+    """The problem, and per task the graph node of the collective that it starts (None for all others) and what step it
+    is in generated code (as in `schedule.emitted`)."""
 
     problem: Problem
     origins: list[Node | None]
+    steps: list[str]
 
 
 def translate(snodes: Sequence[Any], costs: Costs) -> Translation:
@@ -53,6 +56,7 @@ class _Translator:
     def run(self) -> Translation:
         tasks: list[Task] = []
         origins: list[Node | None] = []
+        steps: list[str] = []
         random = -1  # the last kernel that draws random numbers: those keep their order
         for index, node in enumerate(self.facts):
             after = {self.owner[name] for name, _ in node.needs if name in self.owner} - {index}
@@ -66,15 +70,22 @@ class _Translator:
                 assert origin is not None
                 queue, transfer = self._transfer(origin, node.device)
             elif kind == "wait":
-                waits_for = self._starts_before(after, tasks)
-                kind = "wait" if waits_for else "compute"
+                sources = self._sources(after, tasks)
+                if any(tasks[source].kind == "wall" for source in sources):
+                    kind = "wall"  # its data is in flight in buffers that Inductor knows nothing of
+                else:
+                    waits_for = tuple(source for source in sources if tasks[source].kind == "start")
+                    kind = "wait" if waits_for else "compute"
             seconds = self._seconds(index, node) if kind == "compute" and node.form in ("kernel", "extern") else 0.0
             tasks.append(Task(node.name, kind, tuple(sorted(after)), seconds, queue, transfer, waits_for))
             origins.append(origin)
-        return Translation(Problem(tasks, self._buffers()), origins)
+            op = collectives.op_name(origin).rpartition("::")[2] if origin is not None else ""
+            kernel = emitted.KERNELS if seconds or kind == "wall" else ""
+            steps.append(emitted.WAIT if node.form == "wait" else op or kernel)
+        return Translation(Problem(tasks, self._buffers()), origins, steps)
 
     def _kind(self, node: NodeFacts) -> tuple[Kind, Node | None]:
-        """What a node is, and the graph node of a collective."""
+        """What a node is, and for a collective that the table knows its graph node."""
         if node.form == "wait":
             return "wait", None
         row = collectives.row_of(node.op)
@@ -89,15 +100,15 @@ class _Translator:
         # for (a send) does not say when its buffer is free again.
         if origin is not None and row.waited == "wait" and node.form == "collective":
             return "start", origin
-        return "wall", None
+        return "wall", origin
 
     def _inside(self, node: NodeFacts) -> bool:
         """Whether a graph that the node runs may communicate."""
         inner = (fx for graph in node.nested for _, fx in walk.nodes(graph))
         return any(collectives.collective_op(fx) or collectives.may_communicate(fx) for fx in inner)
 
-    def _starts_before(self, after: set[int], tasks: list[Task]) -> tuple[int, ...]:
-        """The collectives whose results a wait with these dependencies waits for; their parts may come in between."""
+    def _sources(self, after: set[int], tasks: list[Task]) -> list[int]:
+        """What a wait with these dependencies waits for; the parts of a list of results may come in between."""
         found: set[int] = set()
         pending = sorted(after)
         seen: set[int] = set()
@@ -106,11 +117,11 @@ class _Translator:
             if index in seen:
                 continue
             seen.add(index)
-            if tasks[index].kind == "start":
-                found.add(index)
-            elif self.facts[index].form == "nothing":
+            if self.facts[index].form == "nothing":
                 pending += tasks[index].after
-        return tuple(sorted(found))
+            else:
+                found.add(index)
+        return sorted(found)
 
     def _transfer(self, origin: Node, device: str) -> tuple[str, float]:
         group = collectives.group_name(origin)
@@ -179,4 +190,5 @@ def _number(value: Any) -> float:
     if isinstance(value, (int, float)):
         return float(value)
     symbols = sorted(value.free_symbols, key=str)
-    return float(value.subs({symbol: compat_inductor.hint(symbol) for symbol in symbols}))
+    # What only the run will tell (or another process: the size of its process group) counts as 2.
+    return float(value.subs({symbol: compat_inductor.hint(symbol) or 2 for symbol in symbols}))
