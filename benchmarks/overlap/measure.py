@@ -56,6 +56,9 @@ def measure(name: str, quick: bool, rounds: int, link: Link) -> dict[str, Any]:
         expected = result if expected is None else expected
         torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3, msg=lambda text, way=way: f"{way}: {text}")
         ways[way] = built
+    for label in ALONE.values():
+        if torch.allclose(_call(ways[label])[1], expected, rtol=1e-3, atol=1e-3):
+            raise AssertionError(f"{label}: the result is as if there had been communication")
     times: dict[str, list[float]] = {way: [] for way in [*ways, "communication alone"]}
     for _ in range(rounds):  # in turn, so that a slow moment of the machine slows all alike
         for way, built in ways.items():

@@ -94,7 +94,8 @@ class _MLP(nn.Module):
 
 
 def _dtensor_step(group: dist.ProcessGroup, size: Size) -> Case:
-    mesh = DeviceMesh.from_group(group, "cpu")
+    # DTensor's caches tell meshes apart by their dimensions' names, not by their groups.
+    mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=(group.group_name,))
     layers = size.layers // 2  # DTensor takes long to trace
     model = nn.Sequential(*(_MLP(size) for _ in range(layers)))
     for block in model:
