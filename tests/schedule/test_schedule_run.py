@@ -168,11 +168,12 @@ def test_another_process_loads_the_order_and_a_changed_option_decides_anew(tmp_p
         with RankPool(2, env=env) as pool:
             return [pool.run(cached, change) for change in changes]
 
-    assert all(anew for anew, _ in outcomes({})[0])
-    ranks = [outcome[0] for outcome in outcomes({"tp.overlap": False}, {}, {"tp.memory_slack": 0.5})]
-    (plain, _), (again, notes), (changed, _) = ranks
-    assert not plain and not again and changed
-    assert len(notes) == 1
+    # The ranks share the cache: one that comes later loads what the other has decided.
+    assert any(anew for anew, _ in outcomes({})[0])
+    plain, again, changed = outcomes({"tp.overlap": False}, {}, {"tp.memory_slack": 0.5})
+    assert not any(anew for anew, _ in plain + again)
+    assert any(anew for anew, _ in changed)
+    assert all(len(notes) == 1 for _, notes in again)
 
 
 def test_the_key_changes_with_the_code_and_the_figures(monkeypatch):
