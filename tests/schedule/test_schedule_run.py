@@ -68,8 +68,12 @@ def same(name, dynamic):
     return record.exposed_before, record.exposed_after, record.emitted
 
 
+#: On torch 2.5 and 2.6 the second wait for a coalesced collective hangs on a process group in Python, with any backend.
+HERE = [name for name in PROGRAMS if name != "several" or compat.TORCH > (2, 6)]
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", HERE)
 def test_the_order_changes_no_bit(ranks, name, dynamic):
     mine, theirs = ranks.run(same, name, dynamic)
     assert mine == theirs  # both ranks decide the same

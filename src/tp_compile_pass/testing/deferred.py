@@ -12,7 +12,8 @@ read too early as NaN, and a buffer that is written while it is in flight as Def
     assert deferred.pending() == []                 # what was issued and never waited for
 
 Integers have no NaN and hold the least value of their type (the greatest, if unsigned) instead; booleans hold True. All
-ranks issue their collectives in one order per group, as everywhere; they may wait in any order. CPU tensors only.
+ranks issue their collectives in one order per group, as everywhere; they may wait in any order. CPU tensors only. On
+torch 2.5 and 2.6 the second wait for a coalesced functional collective hangs, on this as on any group in Python.
 """
 
 from __future__ import annotations
