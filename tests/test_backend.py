@@ -91,8 +91,12 @@ class ConfigKeeper:
         from torch._inductor import config
 
         copy = getattr(config, "get_config_copy", None) or config.shallow_copy_dict
-        # `unsafe_marked_cacheable_functions` has an entry of ours, which only makes the caches' keys ours.
+        # These have an entry of ours, which only makes the caches' keys ours. (Where the first is missing, before torch
+        # 2.7, it is in the list of passes of a reordering that is off, which nobody reads.)
         ignored = ("post_grad_custom", "unsafe_marked_cacheable_functions")
+        if not hasattr(config, ignored[1]):
+            assert not config.reorder_for_compute_comm_overlap
+            ignored += ("reorder_for_compute_comm_overlap_passes",)
         self.seen.append({k: v for k, v in copy().items() if not k.startswith(ignored)})
 
 
