@@ -91,13 +91,17 @@ class ConfigKeeper:
         from torch._inductor import config
 
         copy = getattr(config, "get_config_copy", None) or config.shallow_copy_dict
-        # These have an entry of ours, which only makes the caches' keys ours. (Where the first is missing, before torch
-        # 2.7, it is in the list of passes of a reordering that is off, which nobody reads.)
-        ignored = ("post_grad_custom", "unsafe_marked_cacheable_functions")
-        if not hasattr(config, ignored[1]):
+        seen = {k: v for k, v in copy().items() if not k.startswith("post_grad_custom")}
+        # One of these has entries of ours, which only make the caches' keys ours: taken out, and the rest compared.
+        # (Before torch 2.7 it is the list of passes of a reordering that is off, which nobody reads.)
+        if "unsafe_marked_cacheable_functions" in seen:
+            marked = seen["unsafe_marked_cacheable_functions"]
+            seen["unsafe_marked_cacheable_functions"] = {k: v for k, v in marked.items() if v != "tp_compile_pass"}
+        else:
             assert not config.reorder_for_compute_comm_overlap
-            ignored += ("reorder_for_compute_comm_overlap_passes",)
-        self.seen.append({k: v for k, v in copy().items() if not k.startswith(ignored)})
+            unread = seen["reorder_for_compute_comm_overlap_passes"]
+            seen["reorder_for_compute_comm_overlap_passes"] = [p for p in unread if "tp_compile_pass" not in str(p)]
+        self.seen.append(seen)
 
 
 def no_aot_cache():
