@@ -20,8 +20,13 @@ from tp_compile_pass.inner import Inner, inner_compiler
 from tp_compile_pass.options import TPOptions
 from tp_compile_pass.passes.base import PassContext
 from tp_compile_pass.passes.contiguous_inputs import ContiguousInputs
+from tp_compile_pass.passes.identical_collectives import IdenticalCollectives
 from tp_compile_pass.passes.in_place_results import InPlaceResults
 from tp_compile_pass.passes.pipeline import run_passes
+from tp_compile_pass.passes.reduced_parts import ReducedParts
+from tp_compile_pass.passes.redundant_waits import RedundantWaits
+from tp_compile_pass.passes.scattered_gathers import ScatteredGathers
+from tp_compile_pass.passes.unused_collectives import UnusedCollectives
 from tp_compile_pass.report import record
 from tp_compile_pass.report.collect import collective_records
 from tp_compile_pass.report.record import GraphReport
@@ -35,7 +40,15 @@ compat.require_supported_torch()
 CAPTURE_PASSES = (WaitCallSites(), work.KeepUnused())
 
 #: Passes over each graph that leaves AOTAutograd.
-GRAPH_PASSES = (*((ContiguousInputs(),) if compat.WAITS_ON_A_COPY else ()), InPlaceResults())
+GRAPH_PASSES = (
+    IdenticalCollectives(),
+    UnusedCollectives(),
+    ScatteredGathers(),
+    ReducedParts(),
+    RedundantWaits(),
+    *((ContiguousInputs(),) if compat.WAITS_ON_A_COPY else ()),
+    InPlaceResults(),
+)
 
 
 def tp_inductor(
@@ -119,10 +132,9 @@ def _compile(
 
 
 def _observe(gm: torch.fx.GraphModule, phase: str, *, tp: TPOptions, report: GraphReport, goes_on: bool) -> None:
-    """Sees each graph between AOTAutograd and Inductor, and runs our passes over it."""
+    """Sees each graph that leaves AOTAutograd, and runs our passes over it."""
     report.phases.append(phase)
-    if tp.inner == "inductor":
-        run_passes(GRAPH_PASSES, gm, PassContext(tp, phase), report)
+    run_passes(GRAPH_PASSES, gm, PassContext(tp, phase), report)
     with failing_closed(f"reading the {phase} graph's collectives", tp, report):
         report.collectives += collective_records(gm, phase)
     check_graph(gm, phase, tp, report, goes_on)

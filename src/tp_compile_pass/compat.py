@@ -321,6 +321,13 @@ def group_ranks(name: str) -> tuple[int, ...] | None:
     return None if group is None else tuple(torch.distributed.get_process_group_ranks(group))
 
 
+def rank_in_group(name: str) -> int | None:
+    """This process's rank in the process group called `name`; None where it has none."""
+    ranks = group_ranks(name)
+    rank = torch.distributed.get_rank() if ranks is not None else None
+    return ranks.index(rank) if ranks is not None and rank in ranks else None
+
+
 def group_backend(name: str, device: str) -> str:
     """The backend ("gloo", "nccl", …) by which the process group called `name` communicates from `device`, a device
     type; "" where this process has no such group."""

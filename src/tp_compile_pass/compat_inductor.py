@@ -68,8 +68,8 @@ def compile_fx(
     """Compiles with Inductor as `wrapper(gm, example_inputs)` does, and calls `observe(graph, phase)` with each graph
     after AOTAutograd ("forward", "backward" or "inference"), before Inductor looks it up in its cache.
 
-    Then `around(graph, phase, compile)` has to return what `compile()` does. Where `marker` is not empty, compiled code
-    is cached apart from what has another marker.
+    Then `around(graph, phase, compile)` has to return what `compile()` does. Compiled code is cached apart from what
+    has another `marker`.
 
     The hook is `compile_fx`'s `inner_compile` parameter: unlike a custom pass in the config it is there on every
     version and sees the graph even when the FX graph cache then hits. What it changes shows in the cache keys by
@@ -88,9 +88,7 @@ def compile_fx(
     if "compile_region_name" in inspect.signature(module.compile_fx).parameters:
         extra["compile_region_name"] = getattr(wrapper, "name", None)
     patches = {**wrapper.config, **(config_patches or {})}
-    patches = mark_cache_key(patches, f"tp_compile_pass {metadata.version('tp-compile-pass')}")
-    if marker:
-        patches = mark_cache_key(patches, marker)
+    patches = mark_cache_key(patches, f"tp_compile_pass {metadata.version('tp-compile-pass')} {marker}")
     compiled = module.compile_fx(gm, example_inputs, inner_compile=inner_compile, config_patches=patches, **extra)
     return cast(compat.CompiledFn, compiled)
 

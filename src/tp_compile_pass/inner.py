@@ -30,8 +30,10 @@ def inner_compiler(
     but another compiler is asked for, each is warned about by name, since it has no effect."""
     wrapper = compat.inductor_wrapper(mode, options, name)
     if tp.inner == "inductor":
+        # What passes decide by besides the graph; the options that matter to the order are in the overlap's marker.
+        word = f"tp_compile_pass.passes drop_unused={tp.drop_unused} own_part={tp.own_part}"
         return lambda gm, inputs, observe, overlap: compat_inductor.compile_fx(
-            gm, inputs, wrapper, config_patches, observe, overlap.compile, overlap.marker
+            gm, inputs, wrapper, config_patches, observe, overlap.compile, f"{word} {overlap.marker}"
         )
     unused = [f"option {key!r}" for key in options] + ([f"mode {mode!r}"] if mode and mode != "default" else [])
     for setting in unused:

@@ -56,6 +56,18 @@ class TPOptions(BaseModel):
         "that.",
     )
 
+    drop_unused: bool = Field(
+        False,
+        description="Take out collectives whose result nothing reads. Your word that no rank of the group reads it, "
+        "and that they are no barrier.",
+    )
+    own_part: bool = Field(
+        False,
+        description="Merge a collective with the cut that follows: an all_reduce of which each rank reads its own part "
+        "becomes a reduce_scatter, an all_gather of parts just cut is not sent. Your word that where rank 0 takes the "
+        "first part, every rank takes its own.",
+    )
+
     rank_check: Literal["off", "warn", "error"] = Field(
         "off",
         description="Compare, at compile time, what the ranks of each process group will communicate. `warn` does so "

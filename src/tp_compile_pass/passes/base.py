@@ -18,6 +18,9 @@ class PassContext:
 
     options: TPOptions
     phase: str
+    #: Collectives that a pass took out on purpose, each with what now stands for it (None: nothing), by `verify`'s
+    #: keys: the id of the GraphModule and the node's name.
+    replaced: dict[tuple[int, str], str | None] = field(default_factory=dict)
     _originals: list[tuple[torch.fx.GraphModule, torch.fx.Graph]] = field(default_factory=list)
 
     def before_edit(self, gm: torch.fx.GraphModule) -> None:
@@ -26,11 +29,17 @@ class PassContext:
         if all(edited is not gm for edited, _ in self._originals):
             self._originals.append((gm, _copied(gm.graph)))
 
+    def replaces(self, gm: torch.fx.GraphModule, node: torch.fx.Node, instead: torch.fx.Node | None) -> None:
+        """A pass says so when it takes the collective `node` out of `gm`; the verifier takes any other loss for a
+        mistake. `instead` is a collective that `gm` has already, or a new one in the same place, or nothing."""
+        self.replaced[id(gm), node.name] = instead.name if instead is not None else None
+
     def undo(self) -> None:
         """Puts back every graph announced to `before_edit`."""
         for gm, graph in self._originals:
             gm.graph = graph
         self._originals.clear()
+        self.replaced.clear()
 
     def keep(self) -> None:
         """Makes the edits since the last `keep` final. Nested graphs are called, not interpreted, so their code must
@@ -39,6 +48,7 @@ class PassContext:
             gm.graph.lint()
             gm.recompile()
         self._originals.clear()
+        self.replaced.clear()
 
 
 def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:

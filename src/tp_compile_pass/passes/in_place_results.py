@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tp_compile_pass import compat
-from tp_compile_pass.ir import collectives, walk
+from tp_compile_pass.ir import aliases, collectives, walk
 from tp_compile_pass.passes.base import PassContext
 from tp_compile_pass.report.record import PassResult, Place
 from tp_compile_pass.report.source import source_line
@@ -103,7 +103,7 @@ def _why_not(copy: Node, buffer: Node, wait: Node, start: Node) -> str:
         readers.discard(reader)
     if readers:
         return f"{min(readers).name!r} reads the buffer, too"
-    if _leaves(wait):
+    if aliases.leaves(wait):
         return "its result is also an output of the graph, which must not change with the buffer"
     ours, result = _value(buffer), _value(start)
     if not _same_elements(buffer, start):
@@ -119,19 +119,6 @@ def _value(node: Node) -> torch.Tensor:
     value = walk.example_value(node)
     assert isinstance(value, torch.Tensor), node
     return value
-
-
-def _leaves(node: Node) -> bool:
-    """Whether a view of `node` is an output of the graph."""
-    pending = [node]
-    while pending:
-        for user in pending.pop().users:
-            if user.op == "output":
-                return True
-            schema = collectives.schema_of(user)
-            if schema is None or any(returned.alias_info is not None for returned in schema.returns):
-                pending.append(user)
-    return False
 
 
 def _rewrite(copy: Node, buffer: Node, wait: Node, start: Node) -> None:

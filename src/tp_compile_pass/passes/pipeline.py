@@ -26,7 +26,7 @@ def run_passes(passes: Sequence[Pass], gm: torch.fx.GraphModule, context: PassCo
         with failing_closed(f"pass {graph_pass.name}", context.options, report, undo=context.undo):
             result = graph_pass.apply(gm, context)
             if check is not None and result.applied:
-                check.after_pass()
+                check.after_pass(context.replaced)
             context.keep()
             if result.applied or result.skipped:
                 report.passes.append(result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch.fx import Node
@@ -16,7 +16,7 @@ from tp_compile_pass.report.source import source_line
 from tp_compile_pass.verify import handles
 from tp_compile_pass.verify.events import Start, Trace
 from tp_compile_pass.verify.rules import GRAPH_RULES, PHASE_RULES
-from tp_compile_pass.verify.snapshot import Snapshot, snapshot
+from tp_compile_pass.verify.snapshot import Snapshot, expected, snapshot
 from tp_compile_pass.verify.trace import trace
 
 
@@ -85,10 +85,11 @@ class PassCheck:
         self._gm = gm
         self._before, self._broken = self._look()
 
-    def after_pass(self) -> None:
-        """Raises BrokenByPass where the pass that just ran broke a rule; else what it left is what the next finds."""
+    def after_pass(self, replaced: Mapping[tuple[int, str], str | None]) -> None:
+        """Raises BrokenByPass where the pass that just ran broke a rule; else what it left is what the next finds.
+        `replaced` are the collectives that it took out on purpose."""
         after, broken = self._look()
-        reasons = list(differences(self._before, after))
+        reasons = list(differences(expected(self._before, after, replaced), after))
         reasons += [str(f) for rule, many in broken.items() for f in many[len(self._broken.get(rule, ())) :]]
         if reasons:
             raise BrokenByPass(f"the graph it left breaks {len(reasons)} rule(s): " + "; ".join(reasons))

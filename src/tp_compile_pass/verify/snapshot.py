@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.fx import Node
@@ -27,6 +29,8 @@ class Entry:
     line: SourceLine | None
     #: One bit for every earlier collective, in order, that its data depends on.
     depends: int = 0
+    #: Its own bit; None for what is not a collective of the table.
+    bit: int | None = None
 
     @property
     def text(self) -> str:
@@ -62,10 +66,42 @@ def snapshot(trace: Trace) -> Snapshot:
     return result
 
 
+def expected(before: Snapshot, after: Snapshot, replaced: Mapping[tuple[int, str], str | None]) -> Snapshot:
+    """What `before` is to become where the collectives `replaced` give way on purpose: to one that is there already, to
+    a new one in the same place, or (None) to nothing. The others stay as they are, and so does what depends on what."""
+    if not replaced:
+        return before
+    known = {entry.key for entry in before.order}
+    made = _numbered(after)
+    result = Snapshot(again=before.again)
+    now: dict[int, int] = {}  # the bit of a collective before → its bit afterwards
+    for (key, number), entry in _numbered(before).items():
+        instead = replaced.get(key, key[1])
+        key = (key[0], instead or "")
+        stands = made.get((key, number))
+        if entry.key not in replaced or (key not in known and instead):
+            depends = sum({1 << now[bit] for bit in now if entry.depends >> bit & 1})
+            signature = stands.signature if stands and key not in known else entry.signature
+            result.order.append(replace(entry, key=key, signature=signature, depends=depends))
+        if stands and entry.bit is not None and stands.bit is not None:
+            now[entry.bit] = stands.bit
+    return result
+
+
+def _numbered(snapshot: Snapshot) -> dict[tuple[tuple[int, str], int], Entry]:
+    """The entries by key and by how often that key came before: a nested graph may be called several times."""
+    seen: Counter[tuple[int, str]] = Counter()
+    numbered = {}
+    for entry in snapshot.order:
+        numbered[entry.key, seen[entry.key]] = entry
+        seen[entry.key] += 1
+    return numbered
+
+
 def _of_start(start: Start) -> Entry:
     node = start.node
     key = (id(start.module), node.name)
-    return Entry(key, signature(start), start.group, len(start.waits), source_line(node), start.depends)
+    return Entry(key, signature(start), start.group, len(start.waits), source_line(node), start.depends, start.index)
 
 
 def signature(start: Start) -> str:
