@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tp_compile_pass import compat, compat_precompile
+from tp_compile_pass import compat, compat_meshes, compat_precompile
 from tp_compile_pass.capture import boundary, work
 from tp_compile_pass.capture.async_tensor import WaitCallSites
 from tp_compile_pass.failsafe import failing_closed
@@ -119,7 +119,7 @@ def _compile(
         reason = "tp_inductor: a graph with AsyncCollectiveTensor inputs would come back without the waits for them"
         report.notes.append(f"not stored in torch's precompile cache: {reason}")
         keeping_out = compat_precompile.kept_out_of_precompile_cache(reason)
-    with entry.compiling(), keeping_out:
+    with entry.compiling(), keeping_out, compat_meshes.printable_meshes():
         compiled = entry.wrap(inner(gm, entry.inputs, observe, Overlap(gm, tp, report)))
     if not report.phases:
         report.collectives[:0] = captured

@@ -78,7 +78,7 @@ def test_the_order_changes_no_bit(ranks, name, dynamic):
     mine, theirs = ranks.run(same, name, dynamic)
     assert mine == theirs  # both ranks decide the same
     before, after, steps = mine
-    assert after < 0.75 * before
+    assert after <= 0.75 * before
     first = next(i for i, step in enumerate(steps) if step not in ("kernels", "wait"))
     assert "kernels" in steps[first : steps.index("wait")]  # the first wait is not where its collective is
 
