@@ -1,8 +1,14 @@
 """Fixtures that every test may use."""
 
+import findings
 import pytest
+from findings import findings_fail_on_ranks  # noqa: F401  # a fixture
 
 from tp_compile_pass.testing import RankPool
+
+
+def pytest_configure(config):
+    config.addinivalue_line("filterwarnings", findings.FILTER)
 
 
 @pytest.fixture(scope="module")

@@ -50,10 +50,10 @@ def check_captured(gm: torch.fx.GraphModule, options: TPOptions, report: GraphRe
     """Warns about what the graph that Dynamo captured does with tensors that c10d is working on."""
     if options.verify == "off":
         return
+    found: list[Finding] = []
     with failing_closed("verifying the captured graph", options, report):
-        for finding in handles.findings(gm):
-            report.findings.append(finding)
-            report.warn(str(finding), VerifyWarning)
+        found = handles.findings(gm)
+    deliver(found, options, report)
 
 
 def check_graph(

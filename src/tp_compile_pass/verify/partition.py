@@ -198,8 +198,6 @@ def _judged(split: Partition, report: GraphReport) -> list[Finding]:
             report.notes.append(f"{why} has the backward graph communicate again: {act.text}")
             continue
         message = f"{act.text} communicates once more in forward and backward than in the joint graph"
-        advice = (
-            "every rank has to split its graph the same way, or they wait for each other; please report this program"
-        )
+        advice = "ranks that do not all split their graph so wait for each other; please report this program"
         found.append(Finding("recomputed", "joint", act.name, message, advice, "warning", act.line))
     return found
