@@ -1,9 +1,9 @@
 """Fixtures that every test may use."""
 
-import findings
 import pytest
-from findings import findings_fail_on_ranks  # noqa: F401  # a fixture
 
+import findings
+from findings import findings_fail_on_ranks  # noqa: F401  # a fixture
 from tp_compile_pass.testing import RankPool
 
 
