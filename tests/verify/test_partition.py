@@ -267,7 +267,7 @@ def test_what_only_a_wait_keeps_alive_is_a_warning(monkeypatch):
 
 # ------------------------------------------------------------------------------------------------------- comparison
 def act(name, what="sum", value=None, asked=False):
-    return Act(name, what, name if value is None else value, True, asked, name, None)
+    return Act(name, what, name if value is None else value, True, asked, None)
 
 
 def test_names_tell_collectives_of_one_kind_apart():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,8 +23,13 @@ def op_name(node: Node) -> str:
 
 def name_of(op: Any) -> str:
     """ "namespace::op" of a torch op; "" for anything else."""
+    return _name(op) if isinstance(op, (compat.OpOverload, compat.OpOverloadPacket)) else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _name(op: Any) -> str:
     packet = op.overloadpacket if isinstance(op, compat.OpOverload) else op
-    return str(packet._qualified_op_name) if isinstance(packet, compat.OpOverloadPacket) else ""
+    return str(packet._qualified_op_name)
 
 
 def schema_of(node: Node) -> torch.FunctionSchema | None:
@@ -74,7 +80,7 @@ def op_may_communicate(op: Any) -> bool:
     if table.declared(name) or name.split("::")[0] in table.COMMUNICATING_NAMESPACES:
         return True
     overload = getattr(op, "default", None) if isinstance(op, compat.OpOverloadPacket) else op
-    return isinstance(overload, compat.OpOverload) and any(map(_is_group, overload._schema.arguments))
+    return isinstance(overload, compat.OpOverload) and _takes_a_group(overload)
 
 
 def row_of(op: Any) -> CollectiveOp | None:
@@ -82,8 +88,10 @@ def row_of(op: Any) -> CollectiveOp | None:
     return table.ROWS.get(name_of(op))
 
 
-def _is_group(argument: Any) -> bool:
-    return argument.name in table.GROUP_ARGUMENTS or "ProcessGroup" in str(argument.type)
+@functools.lru_cache(maxsize=4096)
+def _takes_a_group(op: Any) -> bool:
+    arguments = op._schema.arguments
+    return any(formal.name in table.GROUP_ARGUMENTS or "ProcessGroup" in str(formal.type) for formal in arguments)
 
 
 def argument(node: Node, name: str) -> Any:

@@ -53,8 +53,15 @@ class Act:
     value: Hashable
     needed: bool
     asked: bool
-    text: str
-    line: SourceLine | None
+    node: Node
+
+    @property
+    def text(self) -> str:
+        return described(self.node)
+
+    @property
+    def line(self) -> SourceLine | None:
+        return source_line(self.node)
 
 
 @dataclass
@@ -67,9 +74,13 @@ class Partition:
 
 
 def acts(gm: GraphModule) -> list[Act]:
-    """What of `gm` communicates and is alive, in order, nested graphs included. Time is linear in the nodes."""
+    """What of `gm` communicates and is alive, in order, nested graphs included; the values are nodes."""
     alive = _alive(gm)
-    found = [act for node in gm.graph.nodes if node in alive for act in _acts(gm, node, node, "", alive[node])]
+    return [act for node in gm.graph.nodes if node in alive for act in _acts(gm, node, node, "", alive[node])]
+
+
+def with_values(gm: GraphModule, found: list[Act]) -> list[Act]:
+    """The acts of a graph with values that equal acts share."""
     values = _values(gm) if found else {}
     return [replace(act, value=_of_values(act.value, values)) for act in found]
 
@@ -86,20 +97,21 @@ def _acts(gm: GraphModule, node: Node, value: Hashable, outside: str, needed: bo
         words = f"{node.target}, which may communicate"
     else:
         return
-    yield Act(name, words, value, needed, compat_joint.is_recomputed(node), described(node), source_line(node))
+    yield Act(name, words, value, needed, compat_joint.is_recomputed(node), node)
 
 
 def _alive(gm: GraphModule) -> dict[Node, bool]:
     """The nodes that an output or an operation with effects needs; true where that is not only a wait."""
     alive: dict[Node, bool] = {}
     for node in reversed(gm.graph.nodes):
-        if node.op in ("placeholder", "output") or (node.is_impure() and not collectives.is_wait(node)):
-            alive[node] = True
-        elif collectives.is_wait(node):
-            alive.setdefault(node, False)
-        if node in alive:
-            for used in node.all_input_nodes:
-                alive[used] = alive.get(used, False) or alive[node]
+        needed = alive.get(node)
+        if not needed and collectives.is_wait(node):
+            needed = alive.setdefault(node, False)
+        elif not needed and (node.op in ("placeholder", "output") or node.is_impure()):
+            needed = alive[node] = True
+        for used in () if needed is None else node.all_input_nodes:
+            if needed or used not in alive:
+                alive[used] = needed
     return alive
 
 
@@ -172,7 +184,7 @@ def watching(options: TPOptions, report: GraphReport) -> AbstractContextManager[
 def _begin(gm: GraphModule, options: TPOptions, report: GraphReport) -> Callable[[GraphModule, GraphModule], None]:
     joint: list[Act] = []
     with failing_closed("reading the joint graph", options, report):
-        joint = acts(gm)
+        joint = with_values(gm, acts(gm))
 
     def end(forward: GraphModule, backward: GraphModule) -> None:
         found: list[Finding] = []

@@ -325,6 +325,8 @@ def nested_graphs(gm: GraphModule, node: Node) -> list[GraphModule]:
     """The graphs that `node` executes: those passed to a higher-order op, or the module that it calls."""
     if node.op == "call_module":
         candidates = [walk.attribute(gm, node)]
+    elif not any(n.op == "get_attr" for n in node.all_input_nodes):
+        return []
     else:
         flat = list(leaves([node.args, node.kwargs]))
         candidates = [walk.attribute(gm, n) for n in flat if isinstance(n, Node) and n.op == "get_attr"]
