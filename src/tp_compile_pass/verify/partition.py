@@ -104,14 +104,15 @@ def _alive(gm: GraphModule) -> dict[Node, bool]:
     """The nodes that an output or an operation with effects needs; true where that is not only a wait."""
     alive: dict[Node, bool] = {}
     for node in reversed(gm.graph.nodes):
-        needed = alive.get(node)
-        if not needed and collectives.is_wait(node):
-            needed = alive.setdefault(node, False)
-        elif not needed and (node.op in ("placeholder", "output") or node.is_impure()):
-            needed = alive[node] = True
-        for used in () if needed is None else node.all_input_nodes:
-            if needed or used not in alive:
-                alive[used] = needed
+        if not alive.get(node):
+            if collectives.is_wait(node):
+                alive.setdefault(node, False)
+            elif node.op in ("placeholder", "output") or node.is_impure():
+                alive[node] = True
+        if node in alive:
+            needed = alive[node]
+            for used in node.all_input_nodes:
+                alive[used] = needed or alive.get(used, False)
     return alive
 
 
