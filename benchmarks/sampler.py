@@ -26,9 +26,8 @@ PARTS = {"verify": "verifier", "schedule": "schedule"}
 
 @contextmanager
 def sampling() -> Iterator[collections.Counter[str]]:
-    """Counts of samples of the calling thread while the block runs: by part and file of ours (`owner`), and for the rest
-    "Dynamo" (before and after Inductor is called), "Inductor" (with AOTAutograd) and "C++ compiler" (which Inductor
-    calls)."""
+    """Counts samples of the calling thread while the block runs. Keys: what `owner` says of our files, "Dynamo" (before
+    and after Inductor is called), "Inductor" (with AOTAutograd) and "C++ compiler" (which Inductor calls)."""
     counts: collections.Counter[str] = collections.Counter()
     watched, done = threading.get_ident(), threading.Event()
 
