@@ -8,13 +8,14 @@ import torch
 import torch._inductor.compile_fx
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from tp_compile_pass import explain
 from tp_compile_pass.ir import collectives
 from tp_compile_pass.verify import partition
-from tp_compile_pass.verify.partition import Act, compare
+from tp_compile_pass.verify.partition import Act, acts, compare
 
 pytestmark = pytest.mark.matrix
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
@@ -98,8 +99,18 @@ def checkpointed(x, w):
     return checkpoint(lambda v: layer(v, w).sin() @ w, x, use_reentrant=False)
 
 
-PROGRAMS = [layers, equal_ones, result_unused, wait_ignored, started_and_dropped, synchronous, gathered]
-PROGRAMS += [of_random_numbers, checkpointed]
+#: The programs, and how many collectives their joint graphs have: none gets lost on the way there either.
+PROGRAMS = {
+    layers: 4,
+    equal_ones: 4,
+    result_unused: 1,
+    wait_ignored: 1,
+    started_and_dropped: 3,
+    synchronous: 3,
+    gathered: 4,
+    of_random_numbers: 4,
+    checkpointed: 2,
+}
 
 
 def compiled(program, inner, **options):
@@ -124,7 +135,7 @@ def test_a_split_of_torchs_is_not_rejected(program, inner, monkeypatch):
     graph, messages = compiled(program, inner)
     assert (graph.findings, messages) == ([], [])
     ((joint, forward, backward),) = compared
-    assert joint and forward
+    assert len(joint) == PROGRAMS[program]
     again = [note for note in graph.notes if "communicate again" in note]
     if program is checkpointed:
         assert len(forward) + len(backward) == len(joint) + 1
@@ -266,6 +277,18 @@ def test_what_only_a_wait_keeps_alive_is_a_warning(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------- comparison
+def test_what_is_dead_in_the_joint_graph_counts_for_nothing():
+    def program(x):
+        c10d.all_reduce(x * 2, "sum", "0").sin()
+        reduced(x * 3)
+        used = c10d.all_reduce(x * 4, "sum", "0")
+        c10d.wait_tensor(used)
+        return used + 1
+
+    gm = make_fx(program, tracing_mode="fake")(torch.ones(4, 4))
+    assert [(act.signature[:10], act.needed) for act in acts(gm)] == [("all_reduce", False), ("all_reduce", True)]
+
+
 def act(name, what="sum", value=None, asked=False):
     return Act(name, what, name if value is None else value, True, asked, None)
 
