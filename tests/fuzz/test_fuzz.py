@@ -69,9 +69,13 @@ def test_each_illegal_edit_was_tried():
     assert not {edit.__name__ for edit in ILLEGAL} - set(KILLED)
 
 
+DROPS_ONE = 148
+
+
 @pytest.mark.matrix
 def test_no_valid_program_has_a_finding():
-    seen, found = look(range(1, 13))  # `python -m tests.fuzz --verify-only` looks at 500
+    # The last one has an unused collective in a checkpoint, which torch drops.
+    seen, found = look([*range(1, 12), DROPS_ONE])  # `python -m tests.fuzz --verify-only` looks at 500
     assert found == []
     assert seen["programs"] == seen["captured graphs"] == 12
     assert min(seen[f"{phase} graphs"] for phase in ("inference", "forward", "backward")) >= 4

@@ -6,9 +6,10 @@ not be, whoever compiles:
   it): the split drops dead code, and AOTAutograd drops most of it before;
 * one that does over again, on the same operands, what another does: the partitioner merges the two, as it merges any
   equal operations. Both results are the same by definition, and ranks that split the same graph merge the same.
-Everything else gives wrong numbers or leaves other ranks waiting: an error. It is a warning where the user's own pass
-changes the joint graph or splits it, and where no output depends on the collective: it is waited for and its result is
-not used (torch 2.13 and later drop that where the backward graph needs nothing of the forward graph).
+Everything else gives wrong numbers or leaves other ranks waiting: an error, or a warning where the user's own pass
+changes the joint graph or splits it. One that is waited for and that no output depends on is a note: torch drops it in
+some places (2.13: inside an activation checkpoint, and where backward needs nothing of forward). No number is wrong then,
+and ranks that split the same graph drop the same.
 
 What counts as computed twice. The split copies to backward what it saves no result for. For a collective that is sound
 only as long as every rank decides so (the decision depends on sizes, and those may differ by rank), and it costs the
@@ -201,9 +202,12 @@ def _judged(split: Partition, report: GraphReport) -> list[Finding]:
     found = []
     passes, setting = compat_joint.joint_passes_of_the_user(), compat_joint.recomputation_asked()
     for act in split.lost:
+        if not act.needed:
+            report.notes.append(f"torch drops a collective whose result nothing uses: {act.text}")
+            continue
         message = f"{act.text} is neither in the forward nor in the backward graph"
         advice = f"look at what {passes} does to it" if passes else "please report this program"
-        severity = "error" if act.needed and not passes else "warning"
+        severity = "warning" if passes else "error"
         found.append(Finding("lost", "joint", act.name, message, advice, severity, act.line))
     for act, asked in split.again:
         if asked or setting:
