@@ -8,8 +8,8 @@ not be, whoever compiles:
   equal operations. Both results are the same by definition, and ranks that split the same graph merge the same.
 Everything else gives wrong numbers or leaves other ranks waiting: an error, or a warning where the user's own pass
 changes the joint graph or splits it. One that is waited for and that no output depends on is a note: torch drops it in
-some places (2.13: inside an activation checkpoint, and where backward needs nothing of forward). No number is wrong then,
-and ranks that split the same graph drop the same.
+some places (2.13: inside an activation checkpoint, and where backward needs nothing of forward). No number is
+wrong then, and ranks that split the same graph drop the same.
 
 What counts as computed twice. The split copies to backward what it saves no result for. For a collective that is sound
 only as long as every rank decides so (the decision depends on sizes, and those may differ by rank), and it costs the
