@@ -2,7 +2,13 @@
 
 import pytest
 
+import findings
+from findings import findings_fail_on_ranks  # noqa: F401  # a fixture
 from tp_compile_pass.testing import RankPool
+
+
+def pytest_configure(config):
+    config.addinivalue_line("filterwarnings", findings.FILTER)
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from tp_compile_pass.report.collect import collective_records
 from tp_compile_pass.report.record import GraphReport
 from tp_compile_pass.schedule.run import Overlap
 from tp_compile_pass.verify.check import check_captured, check_graph
+from tp_compile_pass.verify.partition import watching
 from tp_compile_pass.verify.rank_check import check_ranks
 
 compat.require_supported_torch()
@@ -119,7 +120,7 @@ def _compile(
         reason = "tp_inductor: a graph with AsyncCollectiveTensor inputs would come back without the waits for them"
         report.notes.append(f"not stored in torch's precompile cache: {reason}")
         keeping_out = compat_precompile.kept_out_of_precompile_cache(reason)
-    with entry.compiling(), keeping_out, compat_meshes.printable_meshes():
+    with entry.compiling(), keeping_out, watching(tp, report), compat_meshes.printable_meshes():
         compiled = entry.wrap(inner(gm, entry.inputs, observe, Overlap(gm, tp, report)))
     if not report.phases:
         report.collectives[:0] = captured

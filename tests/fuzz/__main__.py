@@ -2,12 +2,16 @@
 
 Half of the time goes to random programs under Inductor and under AOTAutograd alone, on gloo and on the group that
 delivers NaN until a wait; half to random edits of graphs. Exit code 1 where anything failed.
+
+`--verify-only --programs 500` compiles so many programs for a group that does not communicate and counts what the
+verifier says about their graphs: exit code 1 where it says anything, for each of them is valid.
 """
 
 import argparse
 import random
 import sys
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from random_edits import ILLEGAL, LEGAL
 from random_programs import LOCAL, NATIVE, check, copied, pool, programs, traced
+from verify_only import look
 
 from tp_compile_pass.verify.check import differences, findings
 from tp_compile_pass.verify.snapshot import snapshot
@@ -81,12 +86,27 @@ def run(name, check_one, strategies, until, number, examples):
     return failures > 0
 
 
+def verify_only(first, programs):
+    """Prints what the verifier looked at and said; returns whether it said anything."""
+    warnings.simplefilter("ignore")
+    seen, found = look(range(first, first + programs))
+    for program, said in found:
+        print(program, *said, sep="\n  ")
+    print(f"torch {torch.__version__}, programs {first} to {first + programs - 1}: {dict(seen)}")
+    print(f"programs with findings: {len(found)}")
+    return bool(found)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--verify-only", action="store_true")
+    parser.add_argument("--programs", type=int, default=500, help="with --verify-only")
     arguments = parser.parse_args()
+    if arguments.verify_only:
+        sys.exit(verify_only(arguments.seed, arguments.programs))
     begin, span = time.monotonic(), arguments.minutes * 60
     until = begin + span / 4
     number = arguments.seed * 1_000_000

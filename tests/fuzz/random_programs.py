@@ -201,7 +201,7 @@ def _step(step, program, values, pending, value, weights, group, ranks):
             (v.t(), v.reshape(-1).view(N, N), v[:, :2].repeat(1, 2), v.unsqueeze(0).expand(2, N, N)[1])[b % 4]
         )
     elif name == "in_place":
-        v = value(a) * 1.5
+        v = value(a).clone(memory_format=torch.contiguous_format)  # of a transposed tensor there is no such view
         alias = v.view(-1)
         (alias.add_, alias.mul_)[b % 2](0.5)
         values.append(v)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,12 +18,18 @@ from tp_compile_pass.ir.walk import example_value
 
 def op_name(node: Node) -> str:
     """ "namespace::op" of a node that calls a torch op (an overload or, in Dynamo's graphs, a packet); else ""."""
-    return _qualified(node.target) if node.op == "call_function" else ""
+    return name_of(node.target) if node.op == "call_function" else ""
 
 
-def _qualified(op: Any) -> str:
+def name_of(op: Any) -> str:
+    """ "namespace::op" of a torch op; "" for anything else."""
+    return _name(op) if isinstance(op, (compat.OpOverload, compat.OpOverloadPacket)) else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _name(op: Any) -> str:
     packet = op.overloadpacket if isinstance(op, compat.OpOverload) else op
-    return str(packet._qualified_op_name) if isinstance(packet, compat.OpOverloadPacket) else ""
+    return str(packet._qualified_op_name)
 
 
 def schema_of(node: Node) -> torch.FunctionSchema | None:
@@ -58,7 +65,7 @@ def may_communicate(node: Node) -> bool:
         if str(getattr(node.target, "__module__", "")).startswith("torch.distributed."):
             return True
         # A higher-order op that carries out a communication op it is given (auto_functionalized, with_effects).
-        if any(_qualified(argument) in table.ROWS for argument in node.args):
+        if any(name_of(argument) in table.ROWS for argument in node.args):
             return True
     if node.op in ("call_function", "call_method"):
         return any(compat.is_dtensor(example_value(n)) for n in (node, *node.all_input_nodes))
@@ -67,22 +74,24 @@ def may_communicate(node: Node) -> bool:
 
 def op_may_communicate(op: Any) -> bool:
     """The same for a torch op, without the node that calls it."""
-    name = _qualified(op)
+    name = name_of(op)
     if not name or name in table.ROWS or name in table.WAITS or name in table.LOCAL:
         return False
     if table.declared(name) or name.split("::")[0] in table.COMMUNICATING_NAMESPACES:
         return True
     overload = getattr(op, "default", None) if isinstance(op, compat.OpOverloadPacket) else op
-    return isinstance(overload, compat.OpOverload) and any(map(_is_group, overload._schema.arguments))
+    return isinstance(overload, compat.OpOverload) and _takes_a_group(overload)
 
 
 def row_of(op: Any) -> CollectiveOp | None:
     """The table's row for a torch op; None for one that starts no collective that the table knows."""
-    return table.ROWS.get(_qualified(op))
+    return table.ROWS.get(name_of(op))
 
 
-def _is_group(argument: Any) -> bool:
-    return argument.name in table.GROUP_ARGUMENTS or "ProcessGroup" in str(argument.type)
+@functools.lru_cache(maxsize=4096)
+def _takes_a_group(op: Any) -> bool:
+    arguments = op._schema.arguments
+    return any(formal.name in table.GROUP_ARGUMENTS or "ProcessGroup" in str(formal.type) for formal in arguments)
 
 
 def argument(node: Node, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,10 +23,18 @@ class PassContext:
     #: keys: the id of the GraphModule and the node's name.
     replaced: dict[tuple[int, str], str | None] = field(default_factory=dict)
     _originals: list[tuple[torch.fx.GraphModule, torch.fx.Graph]] = field(default_factory=list)
+    _at_first_edit: Callable[[], None] | None = None
+
+    def at_first_edit(self, look: Callable[[], None]) -> None:
+        """`look` is called once, before anything is edited; not at all where nothing is."""
+        self._at_first_edit = look
 
     def before_edit(self, gm: torch.fx.GraphModule) -> None:
         """A pass calls this before its first edit of a GraphModule (a nested one too), so that the pipeline can put
         the graph back should the pass fail half way. Graphs that no pass edits are never copied."""
+        if self._at_first_edit is not None:
+            look, self._at_first_edit = self._at_first_edit, None
+            look()
         if all(edited is not gm for edited, _ in self._originals):
             self._originals.append((gm, _copied(gm.graph)))
 

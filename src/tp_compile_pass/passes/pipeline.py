@@ -19,9 +19,14 @@ def run_passes(passes: Sequence[Pass], gm: torch.fx.GraphModule, context: PassCo
     Raises TPInternalError where a pass fails and `tp.strict` is set; otherwise that pass is undone and warned about.
     """
     check: PassCheck | None = None
-    if passes and context.options.verify != "off":
+
+    def look() -> None:
+        nonlocal check
         with failing_closed(f"verifying the {context.phase} graph", context.options, report):
             check = PassCheck(gm)
+
+    if context.options.verify != "off":
+        context.at_first_edit(look)
     for graph_pass in passes:
         with failing_closed(f"pass {graph_pass.name}", context.options, report, undo=context.undo):
             result = graph_pass.apply(gm, context)

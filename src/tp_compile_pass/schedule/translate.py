@@ -79,7 +79,8 @@ class _Translator:
             seconds = self._seconds(index, node) if kind == "compute" and node.form in ("kernel", "extern") else 0.0
             tasks.append(Task(node.name, kind, tuple(sorted(after)), seconds, queue, transfer, waits_for))
             origins.append(origin)
-            op = collectives.op_name(origin).rpartition("::")[2] if origin is not None else ""
+            # Not `origin`'s: Inductor lowers an all_reduce to the form that works in place.
+            op = collectives.name_of(node.op).rpartition("::")[2] if origin is not None else ""
             kernel = emitted.KERNELS if seconds or kind == "wall" else ""
             steps.append(emitted.WAIT if node.form == "wait" else op or kernel)
         return Translation(Problem(tasks, self._buffers()), origins, steps)

@@ -38,7 +38,7 @@ def findings(seen: Trace, phase: str) -> list[Finding]:
     for rule in GRAPH_RULES:
         for node, words, certain in rule.find(seen):
             start: Start = words["start"]
-            message = rule.message.format(node=_describe(node), **{**words, "start": _describe(start.node)})
+            message = rule.message.format(node=described(node), **{**words, "start": described(start.node)})
             severity = "error" if rule.certain and certain and not seen.guessed else "warning"
             line = source_line(node) or source_line(start.node)
             finding = Finding(rule.name, phase, node.name, message, rule.advice, severity, line)
@@ -50,10 +50,10 @@ def check_captured(gm: torch.fx.GraphModule, options: TPOptions, report: GraphRe
     """Warns about what the graph that Dynamo captured does with tensors that c10d is working on."""
     if options.verify == "off":
         return
+    found: list[Finding] = []
     with failing_closed("verifying the captured graph", options, report):
-        for finding in handles.findings(gm):
-            report.findings.append(finding)
-            report.warn(str(finding), VerifyWarning)
+        found = handles.findings(gm)
+    deliver(found, options, report)
 
 
 def check_graph(
@@ -69,6 +69,11 @@ def check_graph(
     found: list[Finding] = []
     with failing_closed(f"verifying the {phase} graph", options, report):
         found = [f for f in findings(trace(gm), phase) if not (goes_on and f.rule == "leaves-in-flight")]
+    deliver(found, options, report)
+
+
+def deliver(found: list[Finding], options: TPOptions, report: GraphReport) -> None:
+    """Files findings and shows them. With `tp.verify=error`, VerifyError is raised for those that are errors."""
     report.findings += found
     fatal = [f for f in found if f.severity == "error" and options.verify == "error"]
     for finding in found:
@@ -113,7 +118,7 @@ def differences(before: Snapshot, after: Snapshot) -> Iterator[str]:
                 yield f"{rule.name}: " + rule.message.format(entry=entry.text, **words)
 
 
-def _describe(node: Node) -> str:
+def described(node: Node) -> str:
     """A node in the user's terms: what it is, its name in the graph, and the line it comes from."""
     row = collectives.collective_op(node)
     what = f"{row.kind} {node.name!r}" if row else repr(node.name)

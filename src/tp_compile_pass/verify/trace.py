@@ -95,7 +95,7 @@ class _Walker:
 
     # ------------------------------------------------------------------------------------------------------- calls
     def _call(self, gm: GraphModule, node: Node, values: dict[Node, Value]) -> Value:
-        nested = _nested(gm, node)
+        nested = nested_graphs(gm, node)
         if nested and not self._opaque(gm, node, nested):
             return self._nested_call(gm, node, nested, values)
         if collectives.is_wait(node):
@@ -321,10 +321,12 @@ class _Walker:
         return bits
 
 
-def _nested(gm: GraphModule, node: Node) -> list[GraphModule]:
+def nested_graphs(gm: GraphModule, node: Node) -> list[GraphModule]:
     """The graphs that `node` executes: those passed to a higher-order op, or the module that it calls."""
     if node.op == "call_module":
         candidates = [walk.attribute(gm, node)]
+    elif not any(n.op == "get_attr" for n in node.all_input_nodes):
+        return []
     else:
         flat = list(leaves([node.args, node.kwargs]))
         candidates = [walk.attribute(gm, n) for n in flat if isinstance(n, Node) and n.op == "get_attr"]
