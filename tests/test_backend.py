@@ -355,7 +355,7 @@ def test_a_mesh_on_a_missing_device_fails_as_in_eager(ranks2):
     for eager, inductor, ours in ranks2.run(missing_device):
         assert eager
         assert without_addresses(ours) == without_addresses(inductor)
-        if compat.TORCH == (2, 5) and "CUDA error" in ours:  # torch 2.5 words the missing driver otherwise when tracing
+        if compat.TORCH <= (2, 6) and "CUDA error" in ours:  # there the missing driver is worded otherwise when tracing
             assert "CUDA driver version is insufficient" in ours and __file__ in ours
         else:
             assert eager.splitlines()[0] in ours
