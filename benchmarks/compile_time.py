@@ -113,7 +113,7 @@ def passes_alone(nodes: int) -> dict[str, float]:
         "passes after AOTAutograd": lambda: run(GRAPH_PASSES, "inference"),
         "the report's collectives": lambda: collective_records(gm, "inference"),
         "the verifier: a graph": lambda: check_graph(gm, "inference", options, report),
-        "the verifier: around a pass": lambda: PassCheck(gm).after_pass(),
+        "the verifier: around a pass": lambda: PassCheck(gm).after_pass({}),
         "the verifier: a split": lambda: compare(with_values(gm, acts(gm)), acts(gm), []),
         "the schedule": lambda: order.plan(problem, options.memory_slack),
     }
