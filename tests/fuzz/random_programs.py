@@ -216,6 +216,11 @@ def _step(step, program, values, pending, value, weights, group, ranks):
         out, finish = start(b % 6, value(a), group, ranks)
         c10d.wait_tensor(out)
         values.append(finish(out))
+    elif name == "twice":  # the same of the same tensor, and waited for once more than need be
+        v = value(a).contiguous()
+        (first, finish), (second, _) = start(b % 6, v, group, ranks), start(b % 6, v, group, ranks)
+        again = c10d.wait_tensor(c10d.wait_tensor(second))
+        values.append(finish(c10d.wait_tensor(first)) * 0.5 + finish(again) * 0.25)
     elif name == "lazy":
         values.append(lazy(b % 6, value(a), dist.group.WORLD))
     elif name == "handle":
@@ -236,7 +241,7 @@ def _step(step, program, values, pending, value, weights, group, ranks):
 LOCAL = ("pointwise", "combine", "matmul", "norm", "view", "in_place")
 #: What can be traced without a process group: the functional ops alone.
 NATIVE = ("native", "ignored")
-INFERENCE = (*NATIVE, "lazy", "handle", "synchronous", "checkpoint", "input")
+INFERENCE = (*NATIVE, "twice", "lazy", "handle", "synchronous", "checkpoint", "input")
 TRAINING = ("reduce", "checkpoint")
 
 
