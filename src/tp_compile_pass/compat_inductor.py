@@ -24,7 +24,7 @@ from typing import Any, Literal, cast
 import sympy
 import torch
 
-from tp_compile_pass import compat, compat_fusion
+from tp_compile_pass import compat, compat_fusion, compat_reinplace
 
 Form = Literal["kernel", "extern", "collective", "wait", "nothing"]
 
@@ -81,7 +81,7 @@ def compile_fx(
         backward, inference = kwargs.get("is_backward", False), kwargs.get("is_inference", False)
         phase = "backward" if backward else "inference" if inference else "forward"
         observe(graph, phase)
-        with compat_fusion.keeping_writes_in_between():
+        with compat_fusion.keeping_writes_in_between(), compat_reinplace.keeping_what_is_sent():
             return around(graph, phase, lambda: module.compile_fx_inner(graph, inputs, *args, **kwargs))
 
     extra: dict[str, Any] = {}

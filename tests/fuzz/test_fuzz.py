@@ -27,6 +27,13 @@ FEW = settings(SHORT, max_examples=8)
 
 #: Programs that once failed, shrunk.
 FOUND: list[Program] = [
+    Program(
+        (
+            *(("ignored", 2, 5), ("matmul", 0, 2), ("native", 2, 2), ("synchronous", 7, 0)),
+            *(("in_place", 3, 3), ("native", 3, 4), ("synchronous", 3, 2)),
+        ),
+        seed=19,
+    ),
     Program((("norm", 6, 3), ("checkpoint", 7, 2), ("reduce", 1, 7), ("norm", 3, 1)), training=True, seed=52),
 ]
 
