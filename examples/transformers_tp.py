@@ -1,6 +1,6 @@
 """transformers with its own tensor-parallel plan: torchrun --nproc-per-node 2 examples/transformers_tp.py
 
-Forward, training, and generation with a static cache.
+Training, generation with a static cache, and the Trainer.
 """
 
 import tempfile
@@ -10,12 +10,18 @@ import torch
 import torch.distributed as dist
 from model import full
 from torch import Tensor
-from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
+from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from transformers.distributed import DistributedConfig
 
-import tp_compile_pass
+import tp_compile_pass.integrations.accelerate  # for the Trainer, which asks accelerate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def whole() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=4, eos_token_id=None))
 
 
 def load() -> LlamaForCausalLM:
@@ -25,10 +31,7 @@ def load() -> LlamaForCausalLM:
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
     if dist.get_rank() == 0:
-        torch.manual_seed(0)
-        sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-        config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=4, eos_token_id=None)
-        LlamaForCausalLM(config).save_pretrained(Path(folder[0]))
+        whole().save_pretrained(Path(folder[0]))
     dist.barrier()
     return LlamaForCausalLM.from_pretrained(folder[0], distributed_config=DistributedConfig(tp_plan="auto"))
 
@@ -78,6 +81,32 @@ def generate(backend: str) -> dict[str, Tensor]:
         **options,
     )
     return {"tokens": out.sequences, "logits": torch.stack(out.logits)}
+
+
+def trainer(backend: str = "tp_inductor") -> dict[str, Tensor]:
+    """The Trainer, with a whole model on each rank: with GPUs it takes what `load` returns, on CPU it refuses that."""
+    arguments = TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        torch_compile_backend=None if backend == "no" else backend,
+        use_cpu=DEVICE == "cpu",
+        per_device_train_batch_size=2,
+        max_steps=3,
+        learning_rate=0.1,
+        optim="sgd",
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=0,
+    )
+    model = whole()
+    data = [{"input_ids": row, "labels": row} for step in range(6) for row in tokens(step).cpu()]
+    runner = Trainer(model=model, args=arguments, train_dataset=data)
+    runner.train()
+    losses = [torch.tensor(entry["loss"]) for entry in runner.state.log_history if "loss" in entry]
+    return {f"loss {step}": loss for step, loss in enumerate(losses)} | {
+        f"trained {name}": full(parameter) for name, parameter in model.named_parameters()
+    }
 
 
 def run(backend: str = "tp_inductor") -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ class Case(NamedTuple):
     #: Phases of which a graph with a collective in it must be in our report.
     phases: tuple[str, ...] = ("forward", "backward")
     compared: str = "losses of 3 steps, gradients"
+    #: Whether collectives are in the compiled graphs.
+    collectives: bool = True
 
     @property
     def name(self) -> str:
@@ -30,7 +32,10 @@ class Case(NamedTuple):
             return ""
 
 
+LOSSES = "losses of 3 steps, trained weights"
 GENERATED = "tokens and logits of generation"
+TITAN = "--compile.enable --compile.backend tp_inductor"
+TITAN_FLEX = f"{TITAN} --override.imports tp_compile_pass.integrations.torchtitan.tp_inductor"
 
 CASES = (
     Case(
@@ -59,6 +64,16 @@ CASES = (
         GENERATED,
     ),
     Case(
+        "transformers",
+        "transformers",
+        "Trainer (data-parallel)",
+        "transformers_tp",
+        'import tp_compile_pass.integrations.accelerate; TrainingArguments(torch_compile_backend="tp_inductor")',
+        "trainer",
+        compared=LOSSES,
+        collectives=False,
+    ),
+    Case(
         "Lightning Fabric",
         "lightning-fabric",
         "",
@@ -66,4 +81,16 @@ CASES = (
         'fabric.setup(torch.compile(model, backend="tp_inductor"))',
     ),
     Case("DeepSpeed", "deepspeed", "", "deepspeed_tp", 'engine.compile(backend="tp_inductor")'),
+    Case("torchtitan", "torchtitan", "DTensor", "torchtitan_tp", TITAN, "train_dtensor"),
+    Case("torchtitan", "torchtitan", "spmd_types", "torchtitan_tp", TITAN, "train_spmd_types"),
+    Case(
+        "torchtitan",
+        "torchtitan",
+        "FlexAttention",
+        "torchtitan_tp",
+        TITAN_FLEX,
+        "infer_flex",
+        ("inference",),
+        "logits (no gradients: FlexAttention has no backward on CPU)",
+    ),
 )

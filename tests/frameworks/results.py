@@ -54,7 +54,5 @@ def table() -> str:
             rows.append(f"| {case.name} | | | `{case.how}` | not run | |")
             continue
         counts = f"passed: {result.graphs} graphs, {result.collectives} collectives"
-        rows.append(
-            f"| {case.name} | {result.version} | {result.torch} | `{case.how}` | {counts} | {case.compared} |"
-        )
+        rows.append(f"| {case.name} | {result.version} | {result.torch} | `{case.how}` | {counts} | {case.compared} |")
     return "\n".join(rows) + "\n"

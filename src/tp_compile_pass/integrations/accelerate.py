@@ -10,9 +10,9 @@ A script that cannot be changed runs, with the import done and `tp_inductor` sel
 
     accelerate launch … -m tp_compile_pass.integrations.accelerate train.py …     (or torchrun)
 
-accelerate looks a backend's name up in an enum, `DynamoBackend`, that lists the backends of its time. Python's enums ask
-their `_missing_` for a value that they do not have; here it knows one more, and any other stays an error. Checked with
-accelerate 1.15.0. The launcher, which is a process of its own, still refuses `--dynamo_backend tp_inductor`.
+accelerate looks a backend's name up in an enum, `DynamoBackend`, that lists the backends of its time. Python's enums
+ask their `_missing_` for a value that they do not have; here it knows one more, and any other stays an error. Checked
+with accelerate 1.15.0. The launcher, a process of its own, still refuses `--dynamo_backend tp_inductor`.
 """
 
 from __future__ import annotations
