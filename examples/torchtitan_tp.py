@@ -18,6 +18,7 @@ from torchtitan.config.override import apply_overrides
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import get_spmd_context, set_spmd_backend
 from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.models.common.rope import CosSinRoPE
 from torchtitan.models.llama3 import model_registry
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
@@ -36,9 +37,12 @@ class Run:
         config = llama3_debugmodel()
         spec = model_registry("debugmodel")
         del spec.model.layers[LAYERS:]
-        if not flex:  # which trains on GPUs only
-            for layer in spec.model.layers:
+        for layer in spec.model.layers:
+            if not flex:  # which trains on GPUs only
                 layer.attention.inner_attention = ScaledDotProductAttention.Config()
+            elif DEVICE == "cpu":  # Inductor's FlexAttention for CPU fails on complex numbers before it
+                rope = layer.attention.rope
+                layer.attention.rope = CosSinRoPE.Config(dim=rope.dim, max_seq_len=rope.max_seq_len, theta=rope.theta)
         config.model_spec = spec
         config.parallelism = ParallelismConfig(tensor_parallel_degree=dist.get_world_size(), spmd_backend=spmd)
         config.training = TrainingConfig(seq_len=SEQUENCE, mixed_precision_param="float32")
@@ -107,7 +111,7 @@ def train_spmd_types(backend: str = "tp_inductor") -> dict[str, Tensor]:
 
 def infer_flex(backend: str = "tp_inductor") -> dict[str, Tensor]:
     """FlexAttention, which on CPU has no backward."""
-    run = Run(backend, "spmd_types", flex=True)
+    run = Run(backend, "partial_dtensor", flex=True)
     positions = torch.arange(SEQUENCE, device=DEVICE).expand(2, -1)
     with torch.no_grad(), run.context():
         return {"logits": full(run.logits(0, attention_masks=run.model.get_attention_masks(positions)))}

@@ -3,6 +3,8 @@
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from tp_compile_pass import compat
+
 
 class Case(NamedTuple):
     """A function of an example, run on two ranks as `function("no")` and as `function("tp_inductor")`."""
@@ -18,6 +20,8 @@ class Case(NamedTuple):
     compared: str = "losses of 3 steps, gradients"
     #: Whether collectives are in the compiled graphs.
     collectives: bool = True
+    #: The oldest torch on which the framework itself can do this.
+    torch: tuple[int, int] = (2, 13)
 
     @property
     def name(self) -> str:
@@ -30,6 +34,13 @@ class Case(NamedTuple):
             return version(self.package)
         except PackageNotFoundError:
             return ""
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot be run here; "" where it can."""
+        if not self.version:
+            return f"{self.package} is not installed"
+        return f"needs torch {'.'.join(map(str, self.torch))}" if self.torch > compat.TORCH else ""
 
 
 LOSSES = "losses of 3 steps, trained weights"
@@ -82,7 +93,7 @@ CASES = (
     ),
     Case("DeepSpeed", "deepspeed", "", "deepspeed_tp", 'engine.compile(backend="tp_inductor")'),
     Case("torchtitan", "torchtitan", "DTensor", "torchtitan_tp", TITAN, "train_dtensor"),
-    Case("torchtitan", "torchtitan", "spmd_types", "torchtitan_tp", TITAN, "train_spmd_types"),
+    Case("torchtitan", "torchtitan", "spmd_types", "torchtitan_tp", TITAN, "train_spmd_types", torch=(2, 15)),
     Case(
         "torchtitan",
         "torchtitan",
@@ -92,5 +103,16 @@ CASES = (
         "infer_flex",
         ("inference",),
         "logits (no gradients: FlexAttention has no backward on CPU)",
+    ),
+    Case("torchtune", "torchtune", "", "torchtune_tp", "TORCH_COMPILE_BACKEND=tp_inductor"),
+    Case("NeMo Automodel", "nemo-automodel", "", "automodel_tp", "compile: {enabled: true, backend: tp_inductor}"),
+    Case(
+        "LitGPT",
+        "litgpt",
+        "",
+        "litgpt_tp",
+        "tp_compile_pass.set_default()",
+        phases=("inference",),
+        compared="tokens of generation",
     ),
 )

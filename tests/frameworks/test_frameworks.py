@@ -24,7 +24,7 @@ RANKS = 2
 TIMEOUT = 500
 
 installed = [
-    pytest.param(case, id=case.name, marks=pytest.mark.skipif(not case.version, reason=f"no {case.package}"))
+    pytest.param(case, id=case.name, marks=pytest.mark.skipif(bool(case.missing), reason=case.missing))
     for case in CASES
 ]
 
