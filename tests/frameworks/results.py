@@ -53,6 +53,6 @@ def table() -> str:
         if result is None:
             rows.append(f"| {case.name} | | | `{case.how}` | not run | |")
             continue
-        counts = f"passed: {result.graphs} graphs, {result.collectives} collectives"
+        counts = f"passed (graphs: {result.graphs}, collectives in them: {result.collectives})"
         rows.append(f"| {case.name} | {result.version} | {result.torch} | `{case.how}` | {counts} | {case.compared} |")
     return "\n".join(rows) + "\n"

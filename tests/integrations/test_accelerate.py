@@ -4,6 +4,7 @@ import enum
 import importlib
 import os
 import pickle
+import subprocess
 import sys
 import types
 
@@ -85,7 +86,10 @@ def test_without_a_script_it_says_how(backends, monkeypatch):
         sys.modules[MODULE].main()
 
 
-def test_the_package_does_not_import_its_integrations():
-    import tp_compile_pass  # noqa: F401
-
-    assert not [name for name in sys.modules if name.startswith("tp_compile_pass.integrations.")]
+def test_the_package_imports_neither_its_integrations_nor_a_framework():
+    code = (
+        "import sys, tp_compile_pass; print([name for name in sys.modules if name.startswith("
+        "('tp_compile_pass.integrations', 'tp_compile_pass.doctor', 'accelerate', 'transformers', 'torchtitan'))])"
+    )
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

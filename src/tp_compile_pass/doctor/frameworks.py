@@ -41,7 +41,7 @@ FRAMEWORKS = (
     Framework("NeMo Automodel", "nemo-automodel", "compile: {enabled: true, backend: tp_inductor} in its YAML"),
     Framework("LitGPT", "litgpt", "tp_compile_pass.set_default(), or patch_inductor() before torch 2.13"),
     Framework("vLLM", "vllm", '--compilation-config \'{"mode": 1, "backend": "tp_inductor"}\''),
-    Framework("SGLang", "sglang", "tp_compile_pass.set_default() in the process of the scheduler"),
+    Framework("SGLang", "sglang", "SGLANG_PLUGINS=tp_inductor with --enable-torch-compile"),
 )
 
 
