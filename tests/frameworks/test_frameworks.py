@@ -5,7 +5,6 @@ ours is not swallowed.
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +13,11 @@ import pytest
 import torch
 
 from .cases import CASES
+from .launching import ENVIRONMENT, RANKS, TORCHRUN
 from .results import Result
 
 pytestmark = pytest.mark.frameworks
 
-ROOT = Path(__file__).parent.parent.parent
-RANKS = 2
 #: Seconds for one start of an example, imports and compilation included.
 TIMEOUT = 500
 
@@ -36,21 +34,11 @@ class Failed(AssertionError):
 def launch(case, backend, folder, **variables):
     """Runs a case's example on its ranks. Returns, by rank, what it computed and our reports of it."""
     folder.mkdir()
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     worker = [str(Path(__file__).parent / "worker.py"), case.example, case.function, backend, str(folder)]
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",  # a graph that is loaded is not seen, and not reported
-        "HF_HUB_OFFLINE": "1",
-        **variables,
-    }
     ran = subprocess.run(
-        [sys.executable, *command, *worker],
+        [sys.executable, *TORCHRUN, *worker],
         cwd=folder,
-        env=env,
+        env={**ENVIRONMENT, **variables},
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
