@@ -54,33 +54,32 @@ def test_it_says_what_is_installed(monkeypatch):
 
 @pytest.mark.parametrize("variable", ["TORCHDYNAMO_DISABLE", "config"])
 def test_disabled(monkeypatch, variable):
-    if variable == "config":
-        monkeypatch.setattr(torch._dynamo.config, "disable", True)
-    else:
+    if variable != "config":
         monkeypatch.setenv(variable, "1")
-    assert only().severity == "problem" and "TORCHDYNAMO_DISABLE" in only().advice
-    assert not diagnose().healthy
+    with torch._dynamo.config.patch(disable=variable == "config"):
+        assert only().severity == "problem" and "TORCHDYNAMO_DISABLE" in only().advice
+        assert not diagnose().healthy
 
 
 def test_suppressed_errors(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", True)
-    assert "silently runs eagerly" in only().what and "config.suppress_errors" in only().advice
-    monkeypatch.setenv("TORCHDYNAMO_SUPPRESS_ERRORS", "0")  # which torch takes for yes
-    assert "0 as well" in only().advice
+    with torch._dynamo.config.patch(suppress_errors=True):
+        assert "silently runs eagerly" in only().what and "config.suppress_errors" in only().advice
+        monkeypatch.setenv("TORCHDYNAMO_SUPPRESS_ERRORS", "0")  # which torch takes for yes
+        assert "0 as well" in only().advice
 
 
-def test_precompile_cache(monkeypatch):
+def test_precompile_cache():
     if not hasattr(torch._dynamo.config, "caching_precompile"):
         pytest.skip("torch 2.5 and 2.6 have no precompile cache")
-    monkeypatch.setattr(torch._dynamo.config, "caching_precompile", True)
-    assert only().severity == "warning" and "TORCHINDUCTOR_CACHE_DIR" in only().advice
-    assert diagnose().healthy
+    with torch._dynamo.config.patch(caching_precompile=True):
+        assert only().severity == "warning" and "TORCHINDUCTOR_CACHE_DIR" in only().advice
+        assert diagnose().healthy
 
 
-def test_recompile_limit(monkeypatch):
+def test_recompile_limit():
     name = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
-    monkeypatch.setattr(torch._dynamo.config, name, 2)
-    assert only().severity == "warning" and "only 2 times" in only().what
+    with torch._dynamo.config.patch({name: 2}):
+        assert only().severity == "warning" and "only 2 times" in only().what
 
 
 @pytest.mark.parametrize(
