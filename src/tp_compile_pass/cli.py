@@ -76,3 +76,20 @@ def calibrate(
             f"{found.latency * 1e6:.1f} us per step, {found.bandwidth / 1e9:.3f} GB/s\nkept in {found.key.path}"
         )
     dist.destroy_process_group()
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Say what is installed, what is known to go wrong on this torch, and what here keeps tp_inductor from working.
+
+    The exit status is 1 where something does keep it from working. Settings that a program makes itself are seen by
+    `tp_compile_pass.doctor.diagnose()` in that program.
+    """
+    from tp_compile_pass.doctor import diagnose
+
+    found = diagnose()
+    typer.echo(found.to_json() if as_json else str(found))
+    if not found.healthy:
+        raise typer.Exit(1)

@@ -51,13 +51,20 @@ class UnsupportedTorch(RuntimeError):
 _wrappers: list[Any] = []
 
 
+def inductor_class() -> Any:
+    """The class of Inductor's own backend object, also while `patch_inductor` has put another in its place; None where
+    torch has none."""
+    found = getattr(torch, "_TorchCompileInductorWrapper", None)
+    return getattr(found, "tp_compile_pass_original", found)
+
+
 def inductor_wrapper(mode: str | None, options: dict[str, Any], name: str | None) -> Any:
     """Inductor's own backend object for these settings, one per distinct setting.
 
     It validates and expands mode and options exactly as `backend="inductor"` does, with the same errors, and folds in
     torch's compiler bisector. Wrappers are kept, so that `reset_inductor` reaches CUDA graph trees.
     """
-    make = getattr(torch, "_TorchCompileInductorWrapper", None)
+    make: Any = inductor_class()
     if make is None:
         raise UnsupportedTorch("torch._TorchCompileInductorWrapper")
     takes_name = "name" in inspect.signature(make.__init__).parameters

@@ -218,3 +218,14 @@ def test_a_collective_that_inductor_does_not_know_is_a_wall_and_so_is_its_wait(r
         assert planned == code
         communication = [step for step in code if step != "kernels"]
         assert sorted(communication) == ["all_reduce_", "reduce", "wait", "wait"] and communication[0] == "reduce"
+
+
+@pytest.mark.parametrize(("devices", "expected"), [(["meta", "cpu"], "cpu"), (["cpu", "meta", "cuda"], "cuda")])
+def test_the_device_that_a_graph_computes_on(devices, expected):
+    gm = torch.fx.GraphModule({}, torch.fx.Graph())
+    for number, device in enumerate(devices):
+        fake = torch._subclasses.FakeTensorMode()  # which has tensors of devices that are not there
+        with fake:
+            value = torch.empty(2, device=device)
+        gm.graph.placeholder(f"x{number}").meta["val"] = value
+    assert run._device(gm) == expected

@@ -110,9 +110,12 @@ def _communicates(gm: torch.fx.GraphModule) -> bool:
 
 
 def _device(gm: torch.fx.GraphModule) -> str:
-    """The type of device that the graph computes on: the first that is not the CPU, if any."""
+    """The type of device that the graph computes on: the first that is not the CPU, if any.
+
+    "meta" is none: transformers makes a tensor there to ask for strides.
+    """
     values = (value for _, node in walk.nodes(gm) for value in collectives.tensors(walk.example_value(node)))
-    return next((value.device.type for value in values if value.device.type != "cpu"), "cpu")
+    return next((value.device.type for value in values if value.device.type not in ("cpu", "meta")), "cpu")
 
 
 @functools.cache
