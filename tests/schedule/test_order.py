@@ -194,3 +194,25 @@ def test_work_grows_with_the_program(size, monkeypatch):
     monkeypatch.setattr(order._List, "_compute", lambda self: (next(picks), original(self))[1])
     order.plan(problem, 0.05)
     assert next(picks) <= len(order.WINDOWS) * size
+
+
+def test_a_short_move_is_found_where_a_long_one_takes_too_much_memory(monkeypatch):
+    """Two matrices a layer: only the second one's gradient can be put off without keeping more."""
+    tasks, buffers, needs = [], [Buffer(4, -1, (0, 1))], ()
+    for layer in range(2):
+        hidden = kernel(tasks, f"hidden{layer}", *needs)
+        first = kernel(tasks, f"first{layer}", *needs)
+        masked = kernel(tasks, f"masked{layer}", hidden)
+        second = kernel(tasks, f"second{layer}", masked)
+        grad = kernel(tasks, f"grad{layer}", masked)
+        wait = reduce(tasks, f"reduce{layer}", (grad,), transfer=0.9)
+        readers = (wait, *((wait + 1, wait + 2) if not layer else ()))
+        buffers += [Buffer(4, hidden, (masked,)), Buffer(4, masked, (second, grad)), Buffer(4, grad, readers)]
+        buffers += [Buffer(1, first, (), kept=True), Buffer(1, second, (), kept=True)]
+        needs = (wait,)
+    problem = Problem(tasks, buffers)
+    found = order.plan(problem, 0.0)
+    assert found.before.exposed == pytest.approx(1.8)
+    assert found.after.exposed == 0 and found.after.peak == found.before.peak
+    monkeypatch.setattr(order, "WINDOWS", tuple(window for window in order.WINDOWS if window in (0, 16, 128, None)))
+    assert order.plan(problem, 0.0).after.exposed > 0
