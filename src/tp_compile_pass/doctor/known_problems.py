@@ -89,6 +89,14 @@ PROBLEMS = (
         "verify.md",
     ),
     Problem(
+        "an op in place may overwrite what an all_gather, reduce_scatter or all_to_all is still sending: a silent race",
+        (2, 9),
+        NEVER,
+        "mended",
+        "",
+        "verify.md",
+    ),
+    Problem(
         "waits are placed right behind their collectives: the overlap that eager code had is gone",
         OLDEST,
         NEVER,
