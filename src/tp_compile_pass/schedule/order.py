@@ -19,8 +19,8 @@ from tp_compile_pass.schedule.problem import COMMUNICATES, Problem, Timeline, si
 
 #: An order is preferred to one nearer to the given one where it leaves less than this share of its exposed time.
 WORTH = 0.98
-#: How far ahead tasks are taken, in tasks; the last one, None, is without limit. The narrow ones swap a gradient for its
-#: neighbour and no more, which seldom takes memory.
+#: How far ahead tasks are taken, in tasks; the last one, None, is without limit. The narrow ones swap a gradient for
+#: its neighbour and no more, which seldom takes memory.
 WINDOWS = (0, 2, 4, 16, 128, None)
 #: Of the tasks that may run, how many are looked at for one that fits a gap or the memory.
 LOOK = 8
