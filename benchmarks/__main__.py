@@ -20,6 +20,14 @@ def boundary() -> None:
 
 
 @app.command()
+def breaks(quick: Quick = False) -> None:
+    """What do the graph breaks of `Work` handles cost under plain Inductor, per call?"""
+    from benchmarks.breaks import main
+
+    main(quick)
+
+
+@app.command()
 def overlap(
     json_file: Json = None,
     plot: Plot = None,

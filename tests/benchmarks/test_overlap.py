@@ -29,6 +29,8 @@ def test_ratios():
         "ms": 2e3,
         "spread": 0,
         "of bound": 2 / 1.6,
+        "best ms": 2e3,
+        "best of bound": 2 / 1.6,
         "of inductor": 0.5,
         "of eager": 1,
         "exposed ms": 1e3,

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import tp_compile_pass
 from tp_compile_pass.testing import RankPool, deferred
 
 pytestmark = pytest.mark.matrix
@@ -97,6 +98,25 @@ def dropped():
     x, y = mine(), torch.zeros(4, 3)
     torch.testing.assert_close(compile_(fn)(x, y), total())
     torch.testing.assert_close(y[2 * dist.get_rank() :][:2], x)
+    assert deferred.pending() == []
+
+
+def read_by_dead_code_only():
+    """With the functional op, waiting is the user's: torch drops the collective, and the other ranks hang."""
+
+    def fn(x, named):
+        summed = torch.ops._c10d_functional.all_reduce(x, "sum", named)
+        summed + 1
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(x, 2, named)
+        return x * 2, torch.ops._c10d_functional.wait_tensor(gathered) + 1
+
+    name = dist.group.WORLD.group_name
+    for x in (mine(), mine().requires_grad_()):
+        (graph,) = tp_compile_pass.explain(fn, options={"tp.inner": "aot_eager"})(x, name).graphs
+        kept = [place.what for place in graph.rewrites]
+        assert kept == ["unused _c10d_functional.all_reduce"], kept
+        ran = [record.op for record in graph.collectives]
+        assert sum("all_reduce" in op for op in ran) == 1, ran
     assert deferred.pending() == []
 
 
@@ -193,6 +213,7 @@ def functional_names_stay_bound_to_torch():
         kept_in_an_object_from_outside,
         across_a_graph_break,
         dropped,
+        read_by_dead_code_only,
         conditional,
         outside_of_the_group,
         wrong_arguments_raise,

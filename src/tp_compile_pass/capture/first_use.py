@@ -7,15 +7,14 @@ wait's result then stands for the input everywhere, and that both are the same m
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from tp_compile_pass import compat
 from tp_compile_pass.ir import walk
+from tp_compile_pass.ir.writes import writes
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def first_use(gm: GraphModule, placeholder: Node) -> FirstUse | str:
         if not uses:
             continue
         value = walk.example_value(node)
-        if _writes(node):
+        if writes(node):
             return "the region writes to it"
         if value is None:
             return f"tracing recorded no value for {node.name}"
@@ -99,25 +98,6 @@ def _changes_mode(node: Node) -> bool:
     return "autocast" not in name and name != "_set_grad_enabled"
 
 
-_WRITING_OPERATORS = {
-    *(getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")),
-    *(getattr(operator, f"i{name}") for name in ("and", "or", "xor", "lshift", "rshift")),
-    operator.setitem,
-    operator.delitem,
-}
-
-
-def _writes(node: Node) -> bool:
-    """Whether `node`, by what it is called, writes to one of its arguments."""
-    target: Any = node.target
-    if isinstance(target, compat.OpOverload):
-        return target._schema.is_mutable
-    if node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True:
-        return True
-    name = target if node.op == "call_method" else getattr(target, "__name__", "")
-    return target in _WRITING_OPERATORS or (name.endswith("_") and not name.endswith("__"))
-
-
 def _written(node: Node) -> bool:
     """Whether tracing wrote to the node's value; seen by its version, whatever form the write had."""
     return any(
@@ -127,4 +107,4 @@ def _written(node: Node) -> bool:
 
 
 def _writes_inside(gm: GraphModule) -> bool:
-    return any(_writes(node) for module in walk.nested_modules(gm) if module is not gm for node in module.graph.nodes)
+    return any(writes(node) for module in walk.nested_modules(gm) if module is not gm for node in module.graph.nodes)

@@ -44,10 +44,6 @@ VIEW_NAMES = frozenset(
     }
 )
 
-IN_PLACE_OPERATORS = frozenset(
-    {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor", "ilshift"}
-)
-
 
 @dataclass
 class Access:

@@ -1,4 +1,5 @@
-"""Collectives whose result nothing uses: AOTAutograd would drop them, and the other ranks would wait for ever.
+"""Collectives that nobody waits for and that only dead code reads, if anything does: AOTAutograd would drop them, and
+the other ranks would wait for ever.
 
 At the end of the region, tracing itself completes a handle that nobody waited for (`scope.py`). Inside a higher-order
 op (the body of a checkpoint, a branch of cond) it cannot, and this pass at least keeps the collective.
@@ -6,29 +7,48 @@ op (the body of a checkpoint, a branch of cond) it cannot, and this pass at leas
 
 from __future__ import annotations
 
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from tp_compile_pass import compat
 from tp_compile_pass.ir import collectives, walk
+from tp_compile_pass.ir.writes import writes
 from tp_compile_pass.passes.base import PassContext
 from tp_compile_pass.report.record import PassResult, Place
 from tp_compile_pass.report.source import source_line
 
 
 class KeepUnused:
-    """The pass. Requires Dynamo's graph; ensures that every collective in it has a user."""
+    """The pass. Requires Dynamo's graph; ensures that no collective in it is dead code."""
 
     name = "keep_unused_collectives"
 
     def apply(self, gm: GraphModule, context: PassContext) -> PassResult:
         result = PassResult(self.name)
+        needed: dict[Graph, set[Node]] = {}
         for module, node in list(walk.nodes(gm)):
-            if node.users or collectives.collective_op(node) is None or not walk.is_tensor(node):
+            if collectives.collective_op(node) is None or not walk.is_tensor(node):
+                continue
+            if module.graph not in needed:
+                needed[module.graph] = _needed(module.graph)
+            if node in needed[module.graph]:
                 continue
             context.before_edit(module)
-            output = next(iter(reversed(module.graph.nodes)))
-            with module.graph.inserting_before(output):
+            place = node.next
+            while place not in node.users and place.op != "output":  # a reader would read a result in flight
+                place = place.next
+            with module.graph.inserting_before(place):
                 wait = module.graph.call_function(compat.wait_tensor_op(), (node,))
             wait.meta = dict(node.meta)
+            node.replace_all_uses_with(wait, delete_user_cb=lambda user, wait=wait: user is not wait)
             result.applied.append(Place(node.name, f"unused {node.target}", source_line(node)))
         return result
+
+
+def _needed(graph: Graph) -> set[Node]:
+    """What a wait, the output or a write to memory depends on."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or collectives.is_wait(node) or writes(node) or node in found:
+            found.add(node)
+            found.update(node.all_input_nodes)
+    return found
