@@ -168,13 +168,43 @@ def _graph() -> Any:
     return V.graph
 
 
+@dataclass
+class _Asked:
+    factor: float
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+_asked: ContextVar[_Asked | None] = ContextVar("asked", default=None)
+
+
+@contextmanager
+def sizes(factor: float = 1.0) -> Iterator[dict[str, int]]:
+    """Inside, `hint` answers for dynamic sizes `factor` times those that this compilation was made for. Yields these
+    sizes by symbol, as they are asked for."""
+    asked = _Asked(factor)
+    token = _asked.set(asked)
+    try:
+        yield asked.sizes
+    finally:
+        _asked.reset(token)
+
+
 def hint(size: sympy.Expr | int) -> int:
     """The size that this compilation was made for; 0 for one that only the run will tell."""
     if isinstance(size, (int, sympy.Integer)):
         return int(size)
-    sizes = _graph().sizevars
-    look_up = getattr(sizes, "optimization_hint", None) or sizes.size_hint
-    return int(look_up(size, fallback=0))
+    known = _graph().sizevars
+    look_up = getattr(known, "optimization_hint", None) or known.size_hint
+    asked = _asked.get()
+    if asked is None:
+        return int(look_up(size, fallback=0))
+    size = known.remove_precomputed_replacements(size)
+    values = {symbol: int(look_up(symbol, fallback=0)) for symbol in size.free_symbols}
+    if not all(values.values()):
+        return int(look_up(size, fallback=0))
+    values = {symbol: max(1, round(value * asked.factor)) for symbol, value in values.items()}
+    asked.sizes.update((str(symbol), value) for symbol, value in values.items())
+    return int(size.subs(values))
 
 
 def node_facts(snode: Any) -> NodeFacts:

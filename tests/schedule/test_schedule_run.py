@@ -4,6 +4,7 @@ The ranks' collectives deliver NaN until they are waited for, so a read that cam
 from a calibration of a slow machine, on which these tiny programs have something to hide behind.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tp_compile_pass import compat, reports
 from tp_compile_pass.cost import calibration, measure
 from tp_compile_pass.cost.calibration import Calibration
 from tp_compile_pass.ir import table
+from tp_compile_pass.report.text import _schedule
 from tp_compile_pass.schedule import run
 from tp_compile_pass.testing import RankPool, deferred
 
@@ -66,6 +68,40 @@ def same(name, dynamic):
     assert record.emitted == record.planned and not reports()[-1].graphs[0].warnings
     assert record.source == "calibration of a test"
     return record.exposed_before, record.exposed_after, record.emitted
+
+
+def exposed(rows, **mark):
+    """The schedule of a program compiled for so many rows."""
+    torch._dynamo.reset()
+    x = inputs(rows)
+    if mark:
+        torch._dynamo.mark_dynamic(x, 0, **mark)
+    with compat.without_caches():
+        torch.compile(PROGRAMS["beside"], backend="tp_inductor", options=OPTIONS)(x, *weights(3))
+    (record,) = schedules("inference")
+    return record
+
+
+def the_same_order_at_other_sizes():
+    """What the report says of other sizes is what it says of graphs compiled for these."""
+    record = exposed(16, min=2, max=1024)
+    (symbol,) = record.sizes
+    assert record.sizes == {symbol: 16} and record.moved
+    assert [other.sizes for other in record.other_sizes] == [{symbol: 2}, {symbol: 128}]
+    for other in record.other_sizes:
+        static = exposed(other.sizes[symbol])
+        assert static.sizes == {} and static.other_sizes == []
+        found = other.exposed_before, other.exposed_after
+        assert found == pytest.approx((static.exposed_before, static.exposed_after))
+        assert other.holds
+    assert f"decided for {symbol} = 16; holds for {symbol} = 2 and for {symbol} = 128" in _schedule(record)
+    worse = [replace(other, exposed_after=other.exposed_before + 1) for other in record.other_sizes[:1]]
+    worse.append(replace(record.other_sizes[1], inside_memory=False))
+    assert f"does not hold for {symbol} = 2 and for {symbol} = 128" in _schedule(replace(record, other_sizes=worse))
+
+
+def test_the_report_says_for_which_sizes_an_order_is_right(ranks):
+    ranks.run(the_same_order_at_other_sizes)
 
 
 #: On torch 2.5 and 2.6 the second wait for a coalesced collective hangs on a process group in Python, with any backend.

@@ -84,6 +84,22 @@ class ScheduledCollective:
     exposed_after: float
 
 
+@dataclass(frozen=True)
+class OtherSizes:
+    """What the order of a graph with dynamic shapes would do at other sizes (by symbol) than it was decided for:
+    exposed seconds in Inductor's order and in ours, and whether the peak memory stays inside the bound."""
+
+    sizes: dict[str, int]
+    exposed_before: float
+    exposed_after: float
+    inside_memory: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether the order is right there, too."""
+        return self.inside_memory and self.exposed_after <= self.exposed_before
+
+
 @dataclass
 class ScheduleRecord:
     """The order that a graph's kernels and collectives got, against Inductor's ("before"). All seconds are the cost
@@ -104,6 +120,10 @@ class ScheduleRecord:
     #: The steps of the code that Inductor generated; None where it was not read (C++ code, or several lists in one).
     emitted: list[str] | None = None
     collectives: list[ScheduledCollective] = field(default_factory=list)
+    #: The dynamic sizes that the order was decided for, by symbol.
+    sizes: dict[str, int] = field(default_factory=dict)
+    #: Smaller and larger ones that it was looked at for.
+    other_sizes: list[OtherSizes] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

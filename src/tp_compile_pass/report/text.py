@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 
 from rich.console import Console, RenderableType
 from rich.panel import Panel
@@ -70,7 +71,21 @@ def _schedule(record: ScheduleRecord) -> str:
         f"{_ms(record.exposed_after)} of {_ms(record.transfer_seconds)}, beside {_ms(record.compute_seconds)} of "
         f"compute; peak memory {record.peak_before / 1e6:.1f} → {record.peak_after / 1e6:.1f} MB; "
         f"{record.moved} steps moved; generated code {emitted} (by the cost model, {record.source})"
+        + "".join(f"; {text}" for text in _sizes(record))
     )
+
+
+def _sizes(record: ScheduleRecord) -> Iterator[str]:
+    """For which dynamic sizes the order is right."""
+    if record.sizes:
+        yield f"decided for {_equal(record.sizes)}"
+    for holds, text in ((True, "holds for"), (False, "does not hold for")):
+        if found := [_equal(other.sizes) for other in record.other_sizes if other.holds is holds]:
+            yield f"{text} {' and for '.join(found)}"
+
+
+def _equal(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{symbol} = {value}" for symbol, value in sorted(sizes.items()))
 
 
 def _ms(seconds: float) -> str:

@@ -16,11 +16,14 @@ from tp_compile_pass.cost.model import Costs
 from tp_compile_pass.failsafe import failing_closed
 from tp_compile_pass.ir import collectives, walk
 from tp_compile_pass.options import TPOptions
-from tp_compile_pass.report.record import GraphReport, ScheduledCollective, ScheduleRecord
+from tp_compile_pass.report.record import GraphReport, OtherSizes, ScheduledCollective, ScheduleRecord
 from tp_compile_pass.report.source import source_line
 from tp_compile_pass.schedule import emitted, order
-from tp_compile_pass.schedule.problem import Problem, Timeline, flaws
+from tp_compile_pass.schedule.problem import Problem, Timeline, flaws, simulate
 from tp_compile_pass.schedule.translate import Translation, translate
+
+#: Times the sizes that an order was decided for: whether it holds there is said in the report.
+OTHER_SIZES = (1 / 8, 8)
 
 
 class Overlap:
@@ -79,7 +82,8 @@ class Overlap:
         if compat_inductor.on_several_streams():
             self.report.notes.append(f"the {phase} graph keeps Inductor's order: it uses several streams")
             return snodes
-        translation = translate(snodes, self.costs)
+        with compat_inductor.sizes() as sizes:
+            translation = translate(snodes, self.costs)
         problem = translation.problem
         if not any(task.kind == "start" for task in problem.tasks):
             return snodes
@@ -88,8 +92,19 @@ class Overlap:
         found = order.plan(problem, self.tp.memory_slack, self.costs.caution)
         if wrong := next(flaws(problem, found.order), None):
             raise AssertionError(wrong)
-        made.append(_record(phase, translation, found, self.costs))
+        record = _record(phase, translation, found, self.costs)
+        record.sizes = dict(sizes)
+        if sizes and found.order != problem.given:
+            record.other_sizes = [self._elsewhere(snodes, found.order, factor) for factor in OTHER_SIZES]
+        made.append(record)
         return [snodes[index] for index in found.order]
+
+    def _elsewhere(self, snodes: Sequence[Any], chosen: list[int], factor: float) -> OtherSizes:
+        with compat_inductor.sizes(factor) as sizes:
+            problem = translate(snodes, self.costs).problem
+        before, after = simulate(problem, problem.given), simulate(problem, chosen)
+        inside = after.peak <= before.peak * (1 + self.tp.memory_slack)
+        return OtherSizes(dict(sizes), before.exposed, after.exposed, inside)
 
 
 def _compare(made: list[ScheduleRecord], source: str, report: GraphReport) -> None:

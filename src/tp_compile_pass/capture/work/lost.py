@@ -39,7 +39,8 @@ class KeepUnused:
             with module.graph.inserting_before(place):
                 wait = module.graph.call_function(compat.wait_tensor_op(), (node,))
             wait.meta = dict(node.meta)
-            node.replace_all_uses_with(wait, delete_user_cb=lambda user, wait=wait: user is not wait)
+            for user in [user for user in node.users if user is not wait]:
+                user.replace_input_with(node, wait)
             result.applied.append(Place(node.name, f"unused {node.target}", source_line(node)))
         return result
 
