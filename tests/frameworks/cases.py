@@ -22,6 +22,8 @@ class Case(NamedTuple):
     collectives: bool = True
     #: The oldest torch on which the framework itself can do this.
     torch: tuple[int, int] = (2, 13)
+    #: What else the example imports.
+    also: str = ""
 
     @property
     def name(self) -> str:
@@ -30,17 +32,22 @@ class Case(NamedTuple):
     @property
     def version(self) -> str:
         """The installed version; "" where it is not installed."""
-        try:
-            return version(self.package)
-        except PackageNotFoundError:
-            return ""
+        return _version(self.package)
 
     @property
     def missing(self) -> str:
         """Why it cannot be run here; "" where it can."""
-        if not self.version:
-            return f"{self.package} is not installed"
+        for package in filter(None, (self.package, self.also)):
+            if not _version(package):
+                return f"{package} is not installed"
         return f"needs torch {'.'.join(map(str, self.torch))}" if self.torch > compat.TORCH else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 LOSSES = "losses of 3 steps, trained weights"
@@ -63,6 +70,7 @@ CASES = (
         "transformers_tp",
         'model.compile(backend="tp_inductor")',
         "train",
+        also="accelerate",
     ),
     Case(
         "transformers",
@@ -73,6 +81,7 @@ CASES = (
         "generate",
         ("inference",),
         GENERATED,
+        also="accelerate",
     ),
     Case(
         "transformers",
@@ -83,6 +92,7 @@ CASES = (
         "trainer",
         compared=LOSSES,
         collectives=False,
+        also="accelerate",
     ),
     Case(
         "Lightning Fabric",
