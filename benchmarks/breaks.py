@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.overlap.programs import PROGRAMS, TINY, Case
+from benchmarks.overlap.programs import PROGRAMS, Case, Size
 
 NAMES = ("handle pair", "two halves")
 WAYS = ("eager", "inductor", "tp_inductor")
-CALLS = 20
+CALLS, SIZE = 20, Size(tokens=32, width=32, hidden=64, layers=8)
 
 
 def main(quick: bool) -> None:
@@ -30,7 +30,7 @@ def main(quick: bool) -> None:
     print(f"torch {torch.__version__}: microseconds per call, and how many times longer than tp_inductor's")
     print(f"{'':26}" + "".join(f"{way:>21}" for way in WAYS) + f"{'Inductor: pieces':>18}")
     for name in NAMES:
-        case = PROGRAMS[name].build(dist.group.WORLD, TINY)
+        case = PROGRAMS[name].build(dist.group.WORLD, SIZE)
         torch._dynamo.utils.counters.clear()
         calls = {way: _call(case, way) for way in WAYS}
         pieces = torch._dynamo.utils.counters["frames"]["ok"] - 1  # one is ours
