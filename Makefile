@@ -1,7 +1,8 @@
 # make demo    what it does, on two ranks of this machine
 # make test    the tests on the default torch          (ARGS="-k wait" goes to pytest)
 # make matrix  the version-dependent tests on each torch   (VERSIONS="2.5.1 2.15.0" for some)
-# make frameworks  the frameworks that people reach us through   (ARGS="-k DeepSpeed"; STORE=1 for the page's table)
+# make frameworks  the frameworks that people reach us through   (FRAMEWORKS="main litgpt" for some; ARGS="-k DeepSpeed";
+#                  STORE=1 for the page's table)
 # make fuzz    random programs and random graph edits   (MINUTES=60 SEED=1)
 # make lint    ruff and mypy
 # The first two set up .venv; where wheels come from is pip's own business (PIP_INDEX_URL, PIP_FIND_LINKS, …).
@@ -12,6 +13,7 @@ SHELL := bash
 
 TORCH := 2.13.0
 VERSIONS := 2.5.1 2.6.0 2.9.1 2.13.0 2.15.0
+FRAMEWORKS := main torchtitan torchtitan-spmd torchtune automodel litgpt
 ARGS :=
 STORE :=
 MINUTES := 60
@@ -36,7 +38,8 @@ matrix: .venv/.test
 	$(RUN) nox --sessions $(foreach version,$(VERSIONS),"matrix(torch='$(version)')") $(if $(ARGS),-- $(ARGS))
 
 frameworks: .venv/.test
-	TPCP_STORE_RESULTS=$(STORE) $(RUN) nox --sessions frameworks $(if $(ARGS),-- $(ARGS))
+	TPCP_STORE_RESULTS=$(STORE) $(RUN) nox --sessions \
+		$(foreach group,$(FRAMEWORKS),"frameworks(group='$(group)')") $(if $(ARGS),-- $(ARGS))
 
 fuzz: .venv/.test
 	$(RUN) tests.fuzz --minutes $(MINUTES) --seed $(SEED)

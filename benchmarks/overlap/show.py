@@ -42,7 +42,7 @@ def table(name: str, program: dict[str, Any]) -> Table:
             f"{row['of inductor']:.2f}",
             f"{row['of eager']:.2f}",
             f"{row['exposed ms']:.1f}",
-            f"{100 * (row['exposed of inductor'] - 1):+.0f} %" if exposed > 0 else "–",
+            f"{100 * (row['exposed of inductor'] - 1):+.0f} %" if exposed > 0 else "-",
             f"{row['peak of inductor']:.2f}",
         )
     return made

@@ -1,9 +1,10 @@
 """A process group on a simulated link: real data, at the speed of a link of your choice.
 
 On one machine, communication is memory traffic of the very cores that compute, so there is nothing to overlap. Here a
-collective runs on gloo, or a large sum in memory that the ranks share, and its Work completes no earlier than `latency + bytes / bandwidth` seconds after the link was
-free, and costs no CPU while it waits: like a network card or a copy engine. Collectives of one group pass one after the
-other, those of different groups beside each other, like NCCL's streams.
+collective runs on gloo, or a large sum in memory that the ranks share, and its Work completes no earlier than
+`latency + bytes / bandwidth` seconds after the link was free, and costs no CPU while it waits: like a network card or a
+copy engine. Collectives of one group pass one after the other, those of different groups beside each other, like NCCL's
+streams.
 
     link.register(latency=50e-6, bandwidth=125e6)
     dist.init_process_group("simlink", ...)         # or RankPool(2, "simlink", setup=link.register)
