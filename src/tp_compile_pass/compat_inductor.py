@@ -171,16 +171,16 @@ def _graph() -> Any:
 @dataclass
 class _Asked:
     factor: float
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[sympy.Symbol, int] = field(default_factory=dict)
 
 
 _asked: ContextVar[_Asked | None] = ContextVar("asked", default=None)
 
 
 @contextmanager
-def sizes(factor: float = 1.0) -> Iterator[dict[str, int]]:
-    """Inside, `hint` answers for dynamic sizes `factor` times those that this compilation was made for. Yields these
-    sizes by symbol, as they are asked for."""
+def sizes(factor: float = 1.0) -> Iterator[dict[sympy.Symbol, int]]:
+    """Inside, `hint` answers for dynamic sizes `factor` times those that this compilation was made for, as far as its
+    code is for them. Yields these sizes, as they are asked for."""
     asked = _Asked(factor)
     token = _asked.set(asked)
     try:
@@ -198,13 +198,22 @@ def hint(size: sympy.Expr | int) -> int:
     asked = _asked.get()
     if asked is None:
         return int(look_up(size, fallback=0))
-    size = known.remove_precomputed_replacements(size)
-    values = {symbol: int(look_up(symbol, fallback=0)) for symbol in size.free_symbols}
-    if not all(values.values()):
-        return int(look_up(size, fallback=0))
-    values = {symbol: max(1, round(value * asked.factor)) for symbol, value in values.items()}
-    asked.sizes.update((str(symbol), value) for symbol, value in values.items())
-    return int(size.subs(values))
+    size = known.simplify(known.remove_precomputed_replacements(size))
+    for symbol in size.free_symbols - asked.sizes.keys():
+        value = int(look_up(symbol, fallback=0))
+        if not value:
+            return int(look_up(size, fallback=0))
+        asked.sizes[symbol] = _inside(symbol, round(value * asked.factor))
+    return int(size.xreplace({symbol: sympy.Integer(asked.sizes[symbol]) for symbol in size.free_symbols}))
+
+
+def _inside(symbol: sympy.Symbol, value: int) -> int:
+    """The value nearest to `value` that guards let `symbol` have."""
+    limits = _graph().sizevars.shape_env.var_to_range.get(symbol)
+    if limits is None:
+        return max(1, value)
+    upper = int(limits.upper) if limits.upper.is_Integer else value  # else without limit
+    return max(int(limits.lower), 1, min(value, upper))
 
 
 def node_facts(snode: Any) -> NodeFacts:

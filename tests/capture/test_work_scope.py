@@ -103,20 +103,29 @@ def dropped():
 
 def read_by_dead_code_only():
     """With the functional op, waiting is the user's: torch drops the collective, and the other ranks hang."""
+    c10d = torch.ops._c10d_functional
 
-    def fn(x, named):
-        summed = torch.ops._c10d_functional.all_reduce(x, "sum", named)
+    def value(x, named):
+        summed = c10d.all_reduce(x, "sum", named)
         summed + 1
-        gathered = torch.ops._c10d_functional.all_gather_into_tensor(x, 2, named)
-        return x * 2, torch.ops._c10d_functional.wait_tensor(gathered) + 1
+        return x * 2, c10d.wait_tensor(c10d.all_gather_into_tensor(x, 2, named)) + 1
+
+    def written_to(x, named):
+        c10d.all_reduce(x, "sum", named).add_(1)
+        return x * 2
+
+    def into_a_dead_buffer(x, named):
+        torch.empty_like(x).view(3, 2).copy_(c10d.all_reduce(x, "sum", named).view(3, 2))
+        return x * 2
 
     name = dist.group.WORLD.group_name
-    for x in (mine(), mine().requires_grad_()):
-        (graph,) = tp_compile_pass.explain(fn, options={"tp.inner": "aot_eager"})(x, name).graphs
-        kept = [place.what for place in graph.rewrites]
-        assert kept == ["unused _c10d_functional.all_reduce"], kept
-        ran = [record.op for record in graph.collectives]
-        assert sum("all_reduce" in op for op in ran) == 1, ran
+    for fn in (value, written_to, into_a_dead_buffer):
+        for x in (mine(), mine().requires_grad_()):
+            (graph,) = tp_compile_pass.explain(fn, options={"tp.inner": "aot_eager"})(x, name).graphs
+            kept = [place.what for place in graph.rewrites]
+            assert kept == ["unused _c10d_functional.all_reduce"], (fn, kept)
+            ran = [record.op for record in graph.collectives]
+            assert sum("all_reduce" in op for op in ran) == 1, (fn, ran)
     assert deferred.pending() == []
 
 

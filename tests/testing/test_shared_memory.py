@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tp_compile_pass.testing import RankPool, link
-from tp_compile_pass.testing.shared_memory import SMALLEST
+from tp_compile_pass.testing.shared_memory import OPEN, SMALLEST
 
 pytestmark = pytest.mark.matrix
 RANKS, ELEMENTS = 3, SMALLEST // 4
@@ -52,11 +52,54 @@ def every_sum():
     assert torch.equal(large, (first + second + third).repeat(2))
     dist.reduce_scatter_tensor(scattered, mine()[: 3 * (ELEMENTS // 4)].clone())
     torch.testing.assert_close(scattered, total()[: 3 * (ELEMENTS // 4)].chunk(RANKS)[dist.get_rank()])
-    inference = mine()
+
+
+def inference_mode_leaves_no_trace():
+    """Sums started inside and waited for outside, and the reverse; their buffers serve any sum after them."""
     with torch.inference_mode():
-        inside = inference * 1
+        inside, other = mine().repeat(8), mine()
         dist.all_reduce(inside)
-    assert torch.equal(inside, total())
+        work = dist.all_reduce(other, async_op=True)
+    work.wait()
+    assert torch.equal(inside, total().repeat(8)) and torch.equal(other, total())
+    outside = mine()
+    work = dist.all_reduce(outside, async_op=True)
+    with torch.inference_mode():
+        work.wait()
+    assert torch.equal(outside, total())
+    for _ in range(4):
+        again = mine().repeat(8).requires_grad_()
+        summed = again * 1
+        dist.all_reduce(summed.detach())
+        assert torch.equal(summed, total().repeat(8))
+
+
+def without_waiting():
+    """`is_completed` says that the tensor holds the sum; who does not ask gets it when many more are started."""
+    x = mine()
+    work = dist.all_reduce(x, async_op=True)
+    while not work.is_completed():
+        pass
+    assert torch.equal(x, total())
+    before, dropped = buffers(), [mine(seed) for seed in range(5 * OPEN)]
+    works = []
+    for seed, tensor in enumerate(dropped):
+        works.append(dist.all_reduce(tensor, async_op=True))
+        dist.barrier()
+        if seed > OPEN:
+            assert torch.equal(dropped[seed - OPEN - 1], total(seed - OPEN - 1))
+    assert buffers() <= before + 2 * OPEN + 5
+    for work in works:
+        work.wait()
+
+
+def sizes_share_buffers():
+    before = buffers()
+    for rows in range(1, 9):
+        x = torch.ones(ELEMENTS + 1000 * rows)
+        dist.all_reduce(x)
+        assert (x == RANKS).all()
+    assert buffers() <= before + 3
 
 
 def gloo_keeps_the_rest():
@@ -105,7 +148,17 @@ def in_a_sub_group():
 
 
 @pytest.mark.parametrize(
-    "check", [every_sum, gloo_keeps_the_rest, late_and_in_any_order, buffers_are_used_again, in_a_sub_group]
+    "check",
+    [
+        every_sum,
+        inference_mode_leaves_no_trace,
+        without_waiting,
+        sizes_share_buffers,
+        gloo_keeps_the_rest,
+        late_and_in_any_order,
+        buffers_are_used_again,
+        in_a_sub_group,
+    ],
 )
 def test_sums(ranks, check):
     ranks.run(check)

@@ -97,7 +97,7 @@ class OtherSizes:
     @property
     def holds(self) -> bool:
         """Whether the order is right there, too."""
-        return self.inside_memory and self.exposed_after <= self.exposed_before
+        return self.inside_memory and self.exposed_after <= self.exposed_before * (1 + 1e-9)
 
 
 @dataclass

@@ -93,18 +93,28 @@ class Overlap:
         if wrong := next(flaws(problem, found.order), None):
             raise AssertionError(wrong)
         record = _record(phase, translation, found, self.costs)
-        record.sizes = dict(sizes)
-        if sizes and found.order != problem.given:
-            record.other_sizes = [self._elsewhere(snodes, found.order, factor) for factor in OTHER_SIZES]
+        record.sizes = _by_name(sizes)
+        # Inductor's own estimates are for the sizes of this compilation only.
+        if sizes and found.order != problem.given and not translation.estimated:
+            others = (self._elsewhere(snodes, found.order, factor) for factor in OTHER_SIZES)
+            record.other_sizes = [other for other in others if other is not None and other.sizes != record.sizes]
         made.append(record)
         return [snodes[index] for index in found.order]
 
-    def _elsewhere(self, snodes: Sequence[Any], chosen: list[int], factor: float) -> OtherSizes:
-        with compat_inductor.sizes(factor) as sizes:
-            problem = translate(snodes, self.costs).problem
+    def _elsewhere(self, snodes: Sequence[Any], chosen: list[int], factor: float) -> OtherSizes | None:
+        """None for sizes that cannot be: one may have to be a multiple of something, or larger than another."""
+        try:
+            with compat_inductor.sizes(factor) as sizes:
+                problem = translate(snodes, self.costs).problem
+        except (ArithmeticError, TypeError, ValueError):
+            return None
         before, after = simulate(problem, problem.given), simulate(problem, chosen)
         inside = after.peak <= before.peak * (1 + self.tp.memory_slack)
-        return OtherSizes(dict(sizes), before.exposed, after.exposed, inside)
+        return OtherSizes(_by_name(sizes), before.exposed, after.exposed, inside)
+
+
+def _by_name(sizes: dict[Any, int]) -> dict[str, int]:
+    return {str(symbol): value for symbol, value in sizes.items()}
 
 
 def _compare(made: list[ScheduleRecord], source: str, report: GraphReport) -> None:

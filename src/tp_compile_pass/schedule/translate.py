@@ -21,11 +21,12 @@ from tp_compile_pass.schedule.problem import Buffer, Kind, Problem, Task
 @dataclass
 class Translation:
     """The problem, and per task the graph node of the collective that it starts (None for all others) and what step it
-    is in generated code (as in `schedule.emitted`)."""
+    is in generated code (as in `schedule.emitted`). `estimated`: Inductor's own figures are among the costs."""
 
     problem: Problem
     origins: list[Node | None]
     steps: list[str]
+    estimated: bool
 
 
 def translate(snodes: Sequence[Any], costs: Costs) -> Translation:
@@ -40,6 +41,7 @@ class _Translator:
         self.owner = {out.name: index for index, node in enumerate(self.facts) for out in node.outputs}
         self.kept = compat_inductor.output_names()
         self.sizes: dict[str, tuple[int, int]] = {}
+        self.estimated = False
         self.users: dict[str, set[int]] = {}
         self.real = {out.name: out.memory_of for node in self.facts for out in node.outputs}
         for index, node in enumerate(self.facts):
@@ -83,7 +85,7 @@ class _Translator:
             op = collectives.name_of(node.op).rpartition("::")[2] if origin is not None else ""
             kernel = emitted.KERNELS if seconds or kind == "wall" else ""
             steps.append(emitted.WAIT if node.form == "wait" else op or kernel)
-        return Translation(Problem(tasks, self._buffers()), origins, steps)
+        return Translation(Problem(tasks, self._buffers()), origins, steps, self.estimated)
 
     def _kind(self, node: NodeFacts) -> tuple[Kind, Node | None]:
         """What a node is, and for a collective that the table knows its graph node."""
@@ -132,6 +134,7 @@ class _Translator:
     def _seconds(self, index: int, node: NodeFacts) -> float:
         snode = self.snodes[index]
         if node.device == "cuda" and (known := compat_inductor.estimated_seconds(snode)) > 0:
+            self.estimated = True
             return known
         flops = next((count for fx in node.fx if (count := _number(fx_cost.flops(fx)))), 0.0)
         return kernel_seconds(flops, self._moved(snode, node), self.costs.machine)

@@ -143,7 +143,7 @@ class SimulatedLink(GlooBackedGroup):
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(store, rank, size, timeout)
         self._free = float("-inf")
-        self._sums = SharedSums(self._gloo, size)
+        self._sums = SharedSums(self._gloo, store, rank, size)
 
     def _all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
         sums = op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG  # not `in`: c10d compares in this direction alone

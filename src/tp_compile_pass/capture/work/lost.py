@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from tp_compile_pass import compat
 from tp_compile_pass.ir import collectives, walk
-from tp_compile_pass.ir.writes import writes
+from tp_compile_pass.ir.writes import writes, written
 from tp_compile_pass.passes.base import PassContext
 from tp_compile_pass.report.record import PassResult, Place
 from tp_compile_pass.report.source import source_line
@@ -46,10 +46,23 @@ class KeepUnused:
 
 
 def _needed(graph: Graph) -> set[Node]:
-    """What a wait, the output or a write to memory depends on."""
+    """What a wait, the output, or a write to memory that they or the caller read depends on."""
     found: set[Node] = set()
+    read: set[int] = set()  # storages
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            read |= compat.storages(walk.example_value(node))
     for node in reversed(graph.nodes):
-        if node.op == "output" or collectives.is_wait(node) or writes(node) or node in found:
+        if node.op == "output" or collectives.is_wait(node) or node in found or _written_and_read(node, read):
             found.add(node)
-            found.update(node.all_input_nodes)
+            for argument in node.all_input_nodes:
+                found.add(argument)
+                read |= compat.storages(walk.example_value(argument))
     return found
+
+
+def _written_and_read(node: Node, read: set[int]) -> bool:
+    if collectives.collective_op(node) is not None or not writes(node):
+        return False
+    memory = [compat.storages(walk.example_value(argument)) for argument in written(node)]
+    return not all(memory) or not read.isdisjoint(set().union(*memory))  # not all: nobody knows what it writes to
