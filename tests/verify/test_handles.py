@@ -58,6 +58,14 @@ def item_written(x):
     return t
 
 
+def out_argument_written(x):
+    t, y = x * 2, x + 1
+    work = dist.all_reduce(t, async_op=True)
+    torch.mul(y, 2, out=t)
+    work.wait()
+    return t
+
+
 def sent_is_overwritten(x):
     t, out = x * 2, x.new_empty(8, 6)
     work = dist.all_gather_into_tensor(out, t, async_op=True)
@@ -95,6 +103,7 @@ EXPECTED = {
     read_a_gathered_part: ["read-before-wait"],
     written: ["write-in-flight"],
     item_written: ["write-in-flight"],
+    out_argument_written: ["write-in-flight"],
     sent_is_overwritten: ["overwrite-in-flight"],
     fine: [],
     two_parts: [],

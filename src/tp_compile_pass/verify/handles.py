@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 from tp_compile_pass import compat
 from tp_compile_pass.ir import collectives, walk
+from tp_compile_pass.ir.writes import writes, written
 from tp_compile_pass.report.record import Finding
 from tp_compile_pass.report.source import source_line
 
@@ -25,10 +26,6 @@ from tp_compile_pass.report.source import source_line
 METADATA = frozenset(
     f"{name}_like" for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")
 ) | frozenset(f"new_{name}" for name in ("empty", "empty_strided", "zeros", "ones", "full", "tensor"))
-#: operator.* that write their first argument, besides everything whose name ends in "_".
-IN_PLACE = frozenset(
-    {"setitem", "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"}
-)
 
 
 @dataclass(frozen=True)
@@ -77,16 +74,16 @@ def _uses(module: GraphModule, place: dict[Node, int]) -> dict[int, list[_Use]]:
             continue
         if collectives.is_wait(node) or collectives.collective_op(node) is not None or _delivers(node) is not None:
             continue
-        in_place = _name(node) in IN_PLACE or (_name(node).endswith("_") and not _name(node).endswith("__"))
+        targets = written(node) if writes(node) else []
         own = compat.memory_range(walk.example_value(node))
         for operand in node.all_input_nodes:
             memory = compat.memory_range(walk.example_value(operand))
             if memory is None:
                 continue
-            writes = in_place and node.args[0] is operand
-            if not writes and ((own is not None and own[0] == memory[0]) or not _has_data(node)):
+            target = operand in targets
+            if not target and ((own is not None and own[0] == memory[0]) or not _has_data(node)):
                 continue  # a view, or a question about the shape
-            uses.setdefault(memory[0], []).append(_Use(place[node], node, writes, *memory[1:]))
+            uses.setdefault(memory[0], []).append(_Use(place[node], node, target, *memory[1:]))
     return uses
 
 
