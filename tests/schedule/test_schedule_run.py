@@ -100,8 +100,39 @@ def the_same_order_at_other_sizes():
     assert f"does not hold for {symbol} = 2 and for {symbol} = 128" in _schedule(replace(record, other_sizes=worse))
 
 
-def test_the_report_says_for_which_sizes_an_order_is_right(ranks):
-    ranks.run(the_same_order_at_other_sizes)
+def other_sizes_are_possible_ones():
+    record = exposed(16, min=8, max=20)
+    assert [list(other.sizes.values()) for other in record.other_sizes] == [[8], [20]]
+    record = exposed(16, min=16, max=20)  # an eighth is what it was decided for
+    assert [list(other.sizes.values()) for other in record.other_sizes] == [[20]]
+
+
+def impossible_sizes_cost_nothing():
+    """Where the sizes cannot be computed, the order and the rest of the report are as without them."""
+    want, translate, calls = exposed(16, min=2, max=1024), run.translate, []
+
+    def fails_elsewhere(*args):
+        calls.append(args)
+        if len(calls) > 1:
+            raise ZeroDivisionError
+        return translate(*args)
+
+    run.translate = fails_elsewhere
+    try:
+        record = exposed(16, min=2, max=1024)
+    finally:
+        run.translate = translate
+    assert len(calls) == 1 + len(run.OTHER_SIZES)
+    assert record.other_sizes == [] and record.sizes == want.sizes
+    assert record.emitted == record.planned == want.planned
+    assert not reports()[-1].graphs[0].warnings
+
+
+@pytest.mark.parametrize(
+    "check", [the_same_order_at_other_sizes, other_sizes_are_possible_ones, impossible_sizes_cost_nothing]
+)
+def test_the_report_says_for_which_sizes_an_order_is_right(ranks, check):
+    ranks.run(check)
 
 
 #: On torch 2.5 and 2.6 the second wait for a coalesced collective hangs on a process group in Python, with any backend.

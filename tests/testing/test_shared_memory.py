@@ -20,8 +20,8 @@ def ranks():
         yield pool
 
 
-def of_rank(rank, seed=0, **options):
-    return torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(seed * RANKS + rank), **options)
+def of_rank(rank, seed=0):
+    return torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(seed * RANKS + rank))
 
 
 def mine(seed=0):
