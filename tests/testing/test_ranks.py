@@ -28,6 +28,12 @@ def dies_on(rank):
     dist.barrier()
 
 
+def aborts_on(rank):
+    if dist.get_rank() == rank:
+        os.abort()
+    dist.barrier()
+
+
 def sleeps_on(rank):
     if dist.get_rank() == rank:
         time.sleep(600)
@@ -51,6 +57,7 @@ def test_four_ranks(ranks4):
     [
         (raises_on, None, r"raises_on failed:\nrank 1 raised:\n(?s:.*)ValueError: on purpose"),
         (dies_on, None, "rank 1 died with exit code 7"),
+        (aborts_on, None, "rank 1 died with exit code -6, at:(?s:.*)in aborts_on"),
         (sleeps_on, 2, "rank 1 gave no answer within 2 s(?s:.*)in sleeps_on"),
     ],
 )

@@ -112,6 +112,10 @@ def _why_not(copy: Node, buffer: Node, wait: Node, start: Node) -> str:
         return "the buffer is not contiguous"
     if not in_place and ours.dim() != result.dim() and any(isinstance(size, torch.SymInt) for size in result.shape):
         return "the buffer has another shape, whose sizes are not known"
+    if OUT_FORMS.get(name) in compat.PASSES_BY_PYTHON_GROUPS and compat.is_written_in_python(
+        collectives.group_name(start)
+    ):
+        return "this torch's form of it that writes a given tensor passes by a process group written in Python"
     return ""
 
 

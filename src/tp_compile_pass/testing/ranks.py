@@ -9,7 +9,8 @@
         assert all(r.tolist() == [30.0, 30.0] for r in ranks.run(check, 10))
 
 A check that raises on some rank raises `RankError` here with that rank's traceback. A rank that dies or does not answer
-in time fails the check, is named, and its Python stack is shown; nothing ever hangs. After a failure the ranks are
+in time fails the check, is named, and its Python stack is shown (that of all threads where a signal killed it); nothing
+ever hangs. After a failure the ranks are
 started afresh, because a rank that failed half way leaves the others out of step.
 """
 
@@ -129,7 +130,8 @@ class RankPool:
                     answers[rank] = pending.pop(rank).recv()
                 except (EOFError, OSError):
                     self._processes[rank].join(GRACE)
-                    answers[rank] = ("died", f"rank {rank} died with exit code {self._processes[rank].exitcode}")
+                    exitcode = self._processes[rank].exitcode
+                    answers[rank] = ("died", f"rank {rank} died with exit code {exitcode}{self._last_words(rank)}")
                 if answers[rank][0] != "ok":
                     deadline = min(deadline, time.monotonic() + GRACE)
         failed = [text for rank in sorted(answers) for kind, text in [answers[rank]] if kind != "ok"]
@@ -146,13 +148,21 @@ class RankPool:
 
     def _stack(self, rank: int) -> str:
         """The Python stack of a rank that does not answer."""
-        process, file = self._processes[rank], _stack_file(self._directory.name if self._directory else "", rank)
+        process, file = self._processes[rank], self._stack_file(rank)
         try:
             os.kill(process.pid, signal.SIGUSR1)
             time.sleep(0.3)
             return f"\n  rank {rank} is at:\n{file.read_text()}"
         except OSError:
             return ""
+
+    def _last_words(self, rank: int) -> str:
+        """The Python stacks of a rank killed by a signal of its own: a segmentation fault or an abort, say."""
+        text = self._stack_file(rank).read_text()
+        return f", at:\n{text}" if text else ""
+
+    def _stack_file(self, rank: int) -> Path:
+        return _stack_file(self._directory.name if self._directory else "", rank)
 
 
 def _stack_file(directory: str, rank: int) -> Path:
@@ -188,6 +198,7 @@ def _serve(
     """A rank's main loop: answer each (check, args) with ("ok", result) or ("error", traceback)."""
     stack = _stack_file(directory, rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    faulthandler.enable(file=stack)
     torch.set_num_threads(1)
 
     def start() -> None:
