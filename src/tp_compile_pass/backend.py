@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tp_compile_pass import compat, compat_gloo, compat_meshes, compat_precompile
+from tp_compile_pass import compat, compat_gather, compat_meshes, compat_precompile
 from tp_compile_pass.capture import boundary, work
 from tp_compile_pass.capture.async_tensor import WaitCallSites
 from tp_compile_pass.failsafe import failing_closed
@@ -88,6 +88,7 @@ def tp_inductor(
 
 
 work.install(tp_inductor)
+compat_gather.gather_apart()
 
 
 def _reset() -> None:
@@ -106,7 +107,6 @@ def _compile(
     report: GraphReport,
     copies_inputs: str,
 ) -> Callable[..., Any]:
-    compat_gloo.gather_apart()
     captured = collective_records(gm, "captured")
     observe = partial(_observe, tp=tp, report=report, goes_on=compat.ends_in_graph_break(gm))
     entry = boundary.Plan(example_inputs)

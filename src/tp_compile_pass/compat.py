@@ -237,9 +237,6 @@ WAITS_ON_A_COPY = (2, 6) < TORCH < (2, 13)
 #: Whether torch traces the synchronous all_gather into a list; before, an assertion of its own breaks the graph
 #: (seen on 2.5.1 and 2.9.1).
 TRACES_ALL_GATHER_LISTS = TORCH >= (2, 13)
-#: Functional ops that do not reach a process group written in Python: they go to the backend it has for the device, if
-#: any. Measured on 2.5.1, 2.6.0, 2.9.1 and 2.13.0; 2.15.0 asks the group.
-PASSES_BY_PYTHON_GROUPS = ("all_gather_into_tensor_out",) if TORCH < (2, 15) else ()
 
 
 def is_contiguous(value: object) -> bool:
@@ -346,12 +343,6 @@ def group_backend(name: str, device: str) -> str:
         return ""
     backends = dict(part.split(":") for part in torch.distributed.get_backend_config(group).split(",") if ":" in part)
     return backends.get(device) or str(torch.distributed.get_backend(group))
-
-
-def is_written_in_python(name: str) -> bool:
-    """Whether the process group called `name` is of a class that somebody derived from ProcessGroup in Python."""
-    group = process_group(name)
-    return group is not None and type(group) is not torch.distributed.ProcessGroup
 
 
 def group_name(group: Any) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tp_compile_pass import compat, reports
+from tp_compile_pass import compat, compat_gather, reports
 from tp_compile_pass.report.record import clear_reports
 from tp_compile_pass.testing import RankPool, deferred
 
@@ -117,7 +117,7 @@ def compiled_like_eager(start, dynamic):
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("start", SHAPES, ids=lambda start: start.__name__)
 def test_no_copy_that_eager_does_not_make(ranks, gloo, start, dynamic):
-    pool = gloo if IN_PLACE.get(start) in compat.PASSES_BY_PYTHON_GROUPS else ranks
+    pool = gloo if IN_PLACE.get(start) in compat_gather.PASSES_BY_PYTHON_GROUPS else ranks
     for code, results in pool.run(compiled_like_eager, start, dynamic):
         copies = len(re.findall(r"copy_", code))
         if start not in IN_PLACE or (dynamic and start is gather_stacked):
@@ -129,7 +129,7 @@ def test_no_copy_that_eager_does_not_make(ranks, gloo, start, dynamic):
 
 
 # ------------------------------------------------------------------------------------------- what it leaves alone
-@pytest.mark.skipif(not compat.PASSES_BY_PYTHON_GROUPS, reason="this torch asks the group")
+@pytest.mark.skipif(not compat_gather.PASSES_BY_PYTHON_GROUPS, reason="this torch asks the group")
 def test_no_form_that_passes_by_a_group_written_in_python(ranks):
     for code, results in ranks.run(compiled_like_eager, gather, False):
         assert "all_gather_into_tensor_out" not in code
@@ -175,6 +175,26 @@ def reasons(fn):
 def test_left_alone_with_a_reason(ranks, fn):
     for found in ranks.run(reasons, fn):
         assert len(found) == 1 and LEFT_ALONE[fn] in found[0]
+
+
+def complex_numbers():
+    def fn(x, buffer):
+        dist.all_gather_into_tensor(buffer, x, async_op=True).wait()
+        return buffer.abs()
+
+    clear_reports()
+    x, buffers = torch.ones(2, dtype=torch.complex64) * (dist.get_rank() + 1j), torch.zeros(2, 4, dtype=torch.complex64)
+    result = fn(x, buffers[0])
+    options = {"tp.inner": "aot_eager"}  # Inductor of torch 2.5 does not take complex numbers here
+    got = torch.compile(fn, backend="tp_inductor", fullgraph=True, options=options)(x, buffers[1])
+    torch.testing.assert_close((got, buffers[1]), (result, buffers[0]))
+    (graph,) = reports()[-1].graphs
+    return [place.reason for p in graph.passes if p.name == "in_place_results" for place in p.skipped]
+
+
+def test_complex_numbers_are_left_alone(gloo):
+    for (reason,) in gloo.run(complex_numbers):
+        assert "complex" in reason
 
 
 # ------------------------------------------------------------------------------------------------------- training

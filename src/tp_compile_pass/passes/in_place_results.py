@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from tp_compile_pass import compat
+from tp_compile_pass import compat, compat_gather
 from tp_compile_pass.ir import aliases, collectives, walk
 from tp_compile_pass.passes.base import PassContext
 from tp_compile_pass.report.record import PassResult, Place
@@ -108,13 +108,14 @@ def _why_not(copy: Node, buffer: Node, wait: Node, start: Node) -> str:
     ours, result = _value(buffer), _value(start)
     if not _same_elements(buffer, start):
         return "the buffer is of another type or size"
+    if not in_place and ours.is_complex():
+        return "torch's form of it that writes a given tensor does not take complex numbers"
     if not compat.is_contiguous(ours) or not compat.is_contiguous(result):
         return "the buffer is not contiguous"
     if not in_place and ours.dim() != result.dim() and any(isinstance(size, torch.SymInt) for size in result.shape):
         return "the buffer has another shape, whose sizes are not known"
-    if OUT_FORMS.get(name) in compat.PASSES_BY_PYTHON_GROUPS and compat.is_written_in_python(
-        collectives.group_name(start)
-    ):
+    passed_by = OUT_FORMS.get(name) in compat_gather.PASSES_BY_PYTHON_GROUPS
+    if passed_by and compat_gather.is_written_in_python(collectives.group_name(start)):
         return "this torch's form of it that writes a given tensor passes by a process group written in Python"
     return ""
 

@@ -10,8 +10,8 @@
 
 A check that raises on some rank raises `RankError` here with that rank's traceback. A rank that dies or does not answer
 in time fails the check, is named, and its Python stack is shown (that of all threads where a signal killed it); nothing
-ever hangs. After a failure the ranks are
-started afresh, because a rank that failed half way leaves the others out of step.
+ever hangs. After a failure the ranks are started afresh, because a rank that failed half way leaves the others out of
+step.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class RankPool:
                 except (EOFError, OSError):
                     self._processes[rank].join(GRACE)
                     exitcode = self._processes[rank].exitcode
-                    answers[rank] = ("died", f"rank {rank} died with exit code {exitcode}{self._last_words(rank)}")
+                    where = self._last_words(rank) if exitcode is not None and exitcode < 0 else ""
+                    answers[rank] = ("died", f"rank {rank} died with exit code {exitcode}{where}")
                 if answers[rank][0] != "ok":
                     deadline = min(deadline, time.monotonic() + GRACE)
         failed = [text for rank in sorted(answers) for kind, text in [answers[rank]] if kind != "ok"]
@@ -158,7 +159,10 @@ class RankPool:
 
     def _last_words(self, rank: int) -> str:
         """The Python stacks of a rank killed by a signal of its own: a segmentation fault or an abort, say."""
-        text = self._stack_file(rank).read_text()
+        try:
+            text = self._stack_file(rank).read_text()
+        except OSError:
+            return ""
         return f", at:\n{text}" if text else ""
 
     def _stack_file(self, rank: int) -> Path:
