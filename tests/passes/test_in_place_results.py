@@ -185,13 +185,14 @@ def complex_numbers():
     clear_reports()
     x, buffers = torch.ones(2, dtype=torch.complex64) * (dist.get_rank() + 1j), torch.zeros(2, 4, dtype=torch.complex64)
     result = fn(x, buffers[0])
-    options = {"tp.inner": "aot_eager"}  # Inductor of torch 2.5 does not take complex numbers here
-    got = torch.compile(fn, backend="tp_inductor", fullgraph=True, options=options)(x, buffers[1])
+    with torch._inductor.config.patch(force_disable_caches=True):
+        got = torch.compile(fn, backend="tp_inductor", fullgraph=True)(x, buffers[1])
     torch.testing.assert_close((got, buffers[1]), (result, buffers[0]))
     (graph,) = reports()[-1].graphs
     return [place.reason for p in graph.passes if p.name == "in_place_results" for place in p.skipped]
 
 
+@pytest.mark.skipif(compat.TORCH < (2, 7), reason="functional collectives of this torch take no complex numbers")
 def test_complex_numbers_are_left_alone(gloo):
     for (reason,) in gloo.run(complex_numbers):
         assert "complex" in reason
